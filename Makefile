@@ -1,0 +1,42 @@
+# Everything runs in .venv, which each target sets up by itself; `make demo` and `make test` are all a newcomer needs.
+PYTHON ?= python3
+BIN := .venv/bin
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: demo test test-long check format bench clean
+
+.venv/run.stamp: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cpu]'
+	touch $@
+
+.venv/test.stamp: .venv/run.stamp
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cpu,test]'
+	touch $@
+
+demo: .venv/run.stamp
+	$(BIN)/potluck pull smollm2-135m
+	$(BIN)/potluck ask "What is a potluck dinner? Answer in two sentences."
+
+test: check
+	$(BIN)/pytest --ignore=tests/unit
+
+test-long: check
+	POTLUCK_LONG=1 $(BIN)/pytest --ignore=tests/unit
+
+check: .venv/test.stamp
+	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest tests/unit
+
+format: .venv/test.stamp
+	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src tests
+
+bench: .venv/test.stamp
+	$(BIN)/potluck bench engine --against llama.cpp
+
+clean:
+	rm -rf .venv build dist
