@@ -24,10 +24,14 @@ class TokenizerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     split_patterns: tuple[str, ...] = ()
     normalization: Literal["none", "nfc"] = "none"
     ignores_merges: bool = False  # a piece that is a token as it stands is taken whole (Llama 3)
-    adds_space_prefix: bool = False
+    adds_space_prefix: bool = False  # before each stretch of text between special tokens
+    prefixes_first_only: bool = False  # only where the text begins, not after special tokens
+    prefixes_unless_spaced: bool = False  # not before text that already begins with a space
     adds_bos: bool = False
     adds_eos: bool = False
     bos_id: int | None = None
-    eos_ids: tuple[int, ...] = ()  # every id that ends an answer: EOS, EOT, EOM
+    eos_ids: tuple[int, ...] = ()  # every id that ends an answer: EOS, EOT, EOM; the first is the file's own EOS
     unknown_id: int | None = None
+    strips_left: tuple[int, ...] = ()  # special tokens that swallow the white space before them
+    strips_right: tuple[int, ...] = ()  # and after them (Phi-3)
     chat_template: str | None = None

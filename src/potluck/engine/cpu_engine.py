@@ -1,0 +1,320 @@
+"""The CPU engine: sessions over one shard of a model, and batches of their steps through its layers.
+
+Knows no network, no text and no sampling. One caller at a time; kernels run on a team of threads with the GIL released.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from potluck.core.errors import BadRequest, ContextLengthExceeded, UnknownArchitecture
+from potluck.core.layers import LayerRange
+from potluck.engine.decoder import Decoder, OutputHead
+from potluck.engine.kernels.attention import SPAN_POSITIONS, TILE_ROWS
+from potluck.engine.kernels.library import KernelLibrary, Notice
+from potluck.engine.kernels.memory import (
+    BATCH_ATTENTION_TASKS,
+    BATCH_ROWS,
+    BATCH_SPANS,
+    BATCH_TILE_COUNT,
+    BATCH_TILES,
+    BATCH_WORDS,
+    TILE_WORDS,
+)
+from potluck.engine.kv_cache import KvCache, KvSession, KvShape
+from potluck.engine.packed_cache import PackedCache
+from potluck.engine.program import Program
+from potluck.engine.shard_weights import ShardWeights, uses_half_kv
+from potluck.engine.threads import Governor, ThreadTeam
+from potluck.weights.checkpoint import Checkpoint
+
+Floats = npt.NDArray[np.float32]
+ARITHMETIC_VERSION = 1
+_BUFFER_FLOATS = 4 << 20  # bound on the widest buffer, which sets how many rows go through the layers at once
+_MAX_ROWS, _MIN_ROWS = 256, 32
+_OUTPUT_FLOATS = 2 << 20
+_FEW_SLOTS = 4096  # attention is cut into spans as tasks of their own only while their partial sums stay this few
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How to run a shard. `processor` forces a kind of kernel (tests); `cache_folder` None keeps packed weights in memory."""
+
+    layers: LayerRange
+    has_embedding: bool = True
+    has_output: bool = True
+    threads: int = 1
+    kv_budget_bytes: int = 1 << 30
+    cache_folder: Path | None = None
+    source: str = "unknown"
+    processor: str | None = None
+    max_rows: int | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """Some consecutive tokens of one session: token ids where the shard owns the embedding, hidden rows where it does not.
+
+    `position` must be the session's length. `logits` lists which of the step's tokens to return logits for.
+    """
+
+    session: int
+    position: int
+    tokens: Sequence[int] | None = None
+    hidden: Floats | None = None
+    logits: Sequence[int] = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.tokens) if self.tokens is not None else 0 if self.hidden is None else len(self.hidden)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """`hidden`: (tokens, hidden size) out of the shard's last layer; `logits`: (chosen tokens, vocabulary)."""
+
+    hidden: Floats
+    logits: Floats | None
+
+
+@dataclass
+class _Row:
+    """A piece of a step that goes through the layers in one run."""
+
+    index: int
+    first: int
+    count: int
+
+
+class CpuEngine:
+    """`open / forward / truncate / fork / close` on sessions of one shard."""
+
+    def __init__(self, checkpoint: Checkpoint, settings: EngineSettings, notice: Notice | None = None) -> None:
+        facts = checkpoint.facts
+        if settings.layers.stop > facts.layer_count:
+            raise BadRequest(f"layers {settings.layers} go past the last one: this model has 0-{facts.layer_count - 1}")
+        if facts.has_feed_forward_bias:
+            raise UnknownArchitecture(facts.name, "feed-forward bias", "biases in the feed-forward part are not supported")
+        self.facts, self.settings = facts, settings
+        cache = PackedCache(settings.cache_folder, settings.source)
+        weights = ShardWeights(
+            checkpoint, settings.layers, has_embedding=settings.has_embedding, has_output=settings.has_output, cache=cache
+        )
+        self._weights = weights
+        kv_shape = KvShape(
+            len(settings.layers), facts.kv_head_count, facts.head_size, uses_half_kv(facts, checkpoint.tensors)
+        )
+        self.kv = KvCache(kv_shape, settings.kv_budget_bytes)
+        self.max_rows = settings.max_rows or max(_MIN_ROWS, min(_MAX_ROWS, _BUFFER_FLOATS // facts.feed_forward_size))
+        library = KernelLibrary(settings.processor, notice)
+        self._decoder = Decoder(weights, library, kv_shape, self.max_rows)
+        self._head = None
+        if settings.has_output:
+            self._head = OutputHead(weights, library, max(1, min(32, _OUTPUT_FLOATS // facts.vocabulary_size)))
+        self.processor = library.processor
+        self._team = ThreadTeam(settings.threads)
+        self._governor = Governor(settings.threads)
+        self._tokens_per_tile = max(1, TILE_ROWS // (facts.head_count // facts.kv_head_count))
+        self._batch = np.zeros(BATCH_WORDS, np.int64)
+        self._tiles = np.zeros((self.max_rows, TILE_WORDS), np.int64)
+        self._batch[BATCH_TILES] = self._tiles.ctypes.data
+        self._sessions: dict[int, KvSession] = {}
+        self._next_session = 1
+
+    def __repr__(self) -> str:
+        return f"<CpuEngine {self.facts.name} {self.settings.layers} {self.processor}, {len(self._sessions)} sessions>"
+
+    # ------------------------------------------------------------ sessions
+
+    def open(self, positions: int) -> int:
+        """Reserves KV for `positions` and returns the session's number; refuses at once where there is no room."""
+        if positions > self.facts.context_length:
+            raise ContextLengthExceeded(
+                f"{positions} positions are more than this model's context of {self.facts.context_length}"
+            )
+        return self._register(self.kv.open(positions))
+
+    def fork(self, session: int, positions: int) -> int:
+        """A session that continues from all of `session`'s positions, sharing their KV."""
+        return self._register(self.kv.fork(self._session(session), positions))
+
+    def truncate(self, session: int, length: int) -> None:
+        self.kv.truncate(self._session(session), length)
+
+    def close_session(self, session: int) -> None:
+        self.kv.close(self._session(session))
+        del self._sessions[session]
+
+    def length(self, session: int) -> int:
+        return self._session(session).length
+
+    def export_kv(self, session: int, layers: LayerRange) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]:
+        """Keys and values of `layers` (counted in the model), each (layers, positions, heads, head size)."""
+        first, last = self._own(layers)
+        return self.kv.export(self._session(session), first, last)
+
+    def import_kv(
+        self, session: int, layers: LayerRange, keys: npt.NDArray[np.generic], values: npt.NDArray[np.generic]
+    ) -> None:
+        first, last = self._own(layers)
+        self.kv.import_(self._session(session), first, last, keys, values)
+
+    def close(self) -> None:
+        """Ends the threads; the engine cannot be used afterwards."""
+        for session in list(self._sessions):
+            self.close_session(session)
+        self._team.close()
+
+    def _register(self, kv: KvSession) -> int:
+        number = self._next_session
+        self._next_session += 1
+        self._sessions[number] = kv
+        return number
+
+    def _session(self, number: int) -> KvSession:
+        try:
+            return self._sessions[number]
+        except KeyError:
+            raise BadRequest(f"there is no session {number}") from None
+
+    def _own(self, layers: LayerRange) -> tuple[int, int]:
+        mine = self.settings.layers
+        if layers.start < mine.start or layers.stop > mine.stop:
+            raise BadRequest(f"layers {layers} are not all in this shard, which holds {mine}")
+        return layers.start - mine.start, layers.stop - mine.start
+
+    # ------------------------------------------------------------ steps
+
+    def forward(self, steps: Sequence[Step]) -> list[StepResult]:
+        """Runs all steps (of different sessions) as one batch. Every step is checked before any is run."""
+        self._check(steps)
+        for step in steps:
+            self.kv.extend(self._session(step.session), step.count)
+        self._decoder.reserve_positions(max(step.position + step.count for step in steps))
+        inputs = [self._input(step) for step in steps]
+        outputs = [np.empty_like(rows) for rows in inputs]
+        for pieces in self._cut(steps):
+            self._run_layers(steps, pieces, inputs, outputs)
+        logits = self._logits(steps, outputs)
+        return [StepResult(rows, chosen) for rows, chosen in zip(outputs, logits, strict=True)]
+
+    def _check(self, steps: Sequence[Step]) -> None:
+        if not steps:
+            raise BadRequest("a batch needs at least one step")
+        if len({step.session for step in steps}) != len(steps):
+            raise BadRequest("a session can take part in a batch only once")
+        for step in steps:
+            self._check_step(step)
+
+    def _check_step(self, step: Step) -> None:
+        session = self._session(step.session)
+        if step.position != session.length:
+            raise BadRequest(f"step at position {step.position}, but session {step.session} has {session.length} positions")
+        if (step.tokens is None) != (self._weights.embedding is None) or (step.hidden is None) == (step.tokens is None):
+            wanted = "hidden states" if self._weights.embedding is None else "token ids"
+            raise BadRequest(f"this shard takes {wanted}, and nothing else")
+        if step.count < 1:
+            raise BadRequest("a step needs at least one token")
+        if step.position + step.count > self.facts.context_length:
+            raise ContextLengthExceeded(f"position {step.position + step.count - 1} is past {self.facts.context_length}")
+        if step.tokens is not None and not all(0 <= token < self.facts.vocabulary_size for token in step.tokens):
+            raise BadRequest(f"token ids must be from 0 to {self.facts.vocabulary_size - 1}")
+        if step.hidden is not None and (step.hidden.dtype != np.float32 or step.hidden.shape[1:] != (self.facts.hidden_size,)):
+            raise BadRequest(f"hidden states must be float32 rows of {self.facts.hidden_size}")
+        if step.logits and self._head is None:
+            raise BadRequest("this shard does not own the output head")
+        if not all(0 <= index < step.count for index in step.logits):
+            raise BadRequest(f"logits were asked for tokens that this step of {step.count} does not have")
+
+    def _input(self, step: Step) -> Floats:
+        if step.hidden is not None:
+            return step.hidden
+        assert self._weights.embedding is not None
+        return self._weights.embedding.look_up(np.asarray(step.tokens, np.int64))
+
+    def _cut(self, steps: Sequence[Step]) -> list[list[_Row]]:
+        """Runs of at most `max_rows` rows. A later piece of a long step comes in a later run."""
+        runs: list[list[_Row]] = [[]]
+        left = self.max_rows
+        for index, step in enumerate(steps):
+            first = 0
+            while first < step.count:
+                if left == 0:
+                    runs.append([])
+                    left = self.max_rows
+                count = min(left, step.count - first)
+                runs[-1].append(_Row(index, first, count))
+                first += count
+                left -= count
+        return runs
+
+    def _run_layers(
+        self, steps: Sequence[Step], pieces: list[_Row], inputs: list[Floats], outputs: list[Floats]
+    ) -> None:
+        hidden = self._decoder.hidden
+        row = 0
+        for piece in pieces:
+            hidden[row : row + piece.count] = inputs[piece.index][piece.first : piece.first + piece.count]
+            row += piece.count
+        self._describe(steps, pieces)
+        self._run(self._decoder.program, row)
+        row = 0
+        for piece in pieces:
+            outputs[piece.index][piece.first : piece.first + piece.count] = hidden[row : row + piece.count]
+            self._session(steps[piece.index].session).length += piece.count
+            row += piece.count
+
+    def _describe(self, steps: Sequence[Step], pieces: list[_Row]) -> None:
+        """Fills in the batch: tiles of tokens, and how attention's work is cut into tasks."""
+        row = tiles = longest = 0
+        for piece in pieces:
+            session = self._session(steps[piece.index].session)
+            pages = int(session.addresses.ctypes.data)
+            for first in range(0, piece.count, self._tokens_per_tile):
+                count = min(self._tokens_per_tile, piece.count - first)
+                position = steps[piece.index].position + piece.first + first
+                self._tiles[tiles] = (row + first, count, position, pages)
+                tiles += 1
+            row += piece.count
+            longest = max(longest, steps[piece.index].position + piece.first + piece.count)
+        spans = -(-longest // SPAN_POSITIONS)
+        tasks = tiles * self.facts.kv_head_count
+        # Few tiles over a long context: let threads share the context. Many tiles: each goes through all of it.
+        is_worth_it = self.settings.threads > 1 and tasks < 8 * self.settings.threads
+        if not is_worth_it or row * self.facts.head_count * spans > _FEW_SLOTS:
+            spans = 1
+        self._decoder.reserve_slots(row * self.facts.head_count * spans)
+        self._batch[BATCH_ROWS], self._batch[BATCH_TILE_COUNT] = row, tiles
+        self._batch[BATCH_SPANS], self._batch[BATCH_ATTENTION_TASKS] = spans, tasks * spans
+
+    def _run(self, program: Program, rows: int) -> None:
+        self._batch[BATCH_ROWS] = rows
+        size = rows * 2 + int(program is self._decoder.program)
+        threads = self._governor.choose(size)
+        start = time.perf_counter()
+        self._team.run(
+            program.table.ctypes.data, len(program), self._batch.ctypes.data, program.sync.ctypes.data, threads
+        )
+        self._governor.record(size, threads, time.perf_counter() - start)
+
+    def _logits(self, steps: Sequence[Step], outputs: list[Floats]) -> list[Floats | None]:
+        wanted = [(index, place) for index, step in enumerate(steps) for place in step.logits]
+        results = [np.empty((len(step.logits), self.facts.vocabulary_size), np.float32) if step.logits else None for step in steps]
+        filled = [0] * len(steps)
+        head = self._head
+        for first in range(0, len(wanted), head.max_rows if head is not None else 1):
+            assert head is not None
+            part = wanted[first : first + head.max_rows]
+            for row, (index, place) in enumerate(part):
+                head.hidden[row] = outputs[index][place]
+            self._run(head.program, len(part))
+            for row, (index, _) in enumerate(part):
+                target = results[index]
+                assert target is not None
+                target[filled[index]] = head.logits[row]
+                filled[index] += 1
+        return results

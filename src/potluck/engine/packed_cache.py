@@ -1,0 +1,154 @@
+"""Packed tensors on disk: one file per layer (and one for the output), beside the model, mapped read-only.
+
+A file names its source's hash and the layout's version in its header and appears by rename, so a reader sees all of it or nothing.
+Where the disk is full or read-only the packed form lives in memory instead.
+"""
+
+import hashlib
+import logging
+import mmap
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from potluck.engine.kernels.layout import LAYOUT_VERSION, LAYOUTS, Layout
+from potluck.engine.kernels.processor import ROWS
+from potluck.engine.packing import pack_slabs
+from potluck.weights.checkpoint import Checkpoint, TensorEntry
+
+_LOG = logging.getLogger(__name__)
+_ALIGNMENT = 4096
+_TAIL_BYTES = 8192  # kernels prefetch past the end of a tensor; keep that inside the mapping
+
+
+class PackedTensor(msgspec.Struct, frozen=True):
+    """A packed matrix in memory; `memory` keeps it alive."""
+
+    name: str
+    layout: Layout
+    rows: int
+    columns: int
+    address: int
+    memory: npt.NDArray[np.uint8]
+
+    @property
+    def groups(self) -> int:
+        return -(-self.rows // ROWS)
+
+    @property
+    def group_bytes(self) -> int:
+        return self.layout.packed_bytes(ROWS, self.columns)
+
+
+class _Place(msgspec.Struct, frozen=True):
+    name: str
+    format: str
+    rows: int
+    columns: int
+    offset: int
+    size_bytes: int
+
+
+class _Header(msgspec.Struct, frozen=True):
+    layout_version: int
+    source: str
+    places: tuple[_Place, ...]
+    total_bytes: int
+
+
+def _round_up(value: int) -> int:
+    return -(-value // _ALIGNMENT) * _ALIGNMENT
+
+
+def _plan(entries: Sequence[TensorEntry], source: str) -> _Header:
+    places = []
+    offset = _ALIGNMENT * 4  # the header's room
+    for entry in entries:
+        rows, columns = entry.shape
+        size = LAYOUTS[entry.format].packed_bytes(rows, columns)
+        places.append(_Place(entry.name, entry.format, rows, columns, offset, size))
+        offset = _round_up(offset + size)
+    return _Header(LAYOUT_VERSION, source, tuple(places), offset + _TAIL_BYTES)
+
+
+class PackedCache:
+    """Packs what a shard needs, or finds it packed. `source` identifies the model's content (its weights_sha256)."""
+
+    def __init__(self, folder: Path | None, source: str) -> None:
+        self._folder = folder
+        self._source = source
+
+    def load(self, checkpoint: Checkpoint, unit: str, names: Sequence[str]) -> dict[str, PackedTensor]:
+        """The packed matrices `names`; `unit` is the file's name."""
+        header = _plan([checkpoint.tensors[name] for name in names], self._source)
+        memory = self._map(header, unit)
+        if memory is None:
+            memory = self._pack(checkpoint, header, unit)
+        return {place.name: _tensor(place, memory) for place in header.places}
+
+    def _path(self, header: _Header, unit: str) -> Path | None:
+        if self._folder is None:
+            return None
+        digest = hashlib.sha256(msgspec.json.encode(header)).hexdigest()[:16]
+        return self._folder / f"{unit}.{digest}.packed"
+
+    def _map(self, header: _Header, unit: str) -> npt.NDArray[np.uint8] | None:
+        path = self._path(header, unit)
+        if path is None:
+            return None
+        try:
+            with path.open("rb") as file:
+                expected = msgspec.json.encode(header)
+                if os.fstat(file.fileno()).st_size != header.total_bytes or file.read(len(expected)) != expected:
+                    return None
+                return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        except OSError:
+            return None
+
+    def _pack(self, checkpoint: Checkpoint, header: _Header, unit: str) -> npt.NDArray[np.uint8]:
+        path = self._path(header, unit)
+        if path is not None:
+            try:
+                _write(path, checkpoint, header)
+            except OSError as error:
+                _LOG.warning("cannot keep packed weights in %s (%s); holding them in memory", path.parent, error)
+            else:
+                memory = self._map(header, unit)
+                if memory is not None:
+                    return memory
+        memory = np.frombuffer(mmap.mmap(-1, header.total_bytes), np.uint8)
+        for place in header.places:
+            at = place.offset
+            for slab in pack_slabs(checkpoint.read(place.name), place.format, place.rows, place.columns):
+                memory[at : at + len(slab)] = slab
+                at += len(slab)
+        return memory
+
+
+def _write(path: Path, checkpoint: Checkpoint, header: _Header) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".packing-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.encode(header))
+            for place in header.places:
+                file.seek(place.offset)
+                for slab in pack_slabs(checkpoint.read(place.name), place.format, place.rows, place.columns):
+                    file.write(slab)  # type: ignore[arg-type]
+            file.truncate(header.total_bytes)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _tensor(place: _Place, memory: npt.NDArray[np.uint8]) -> PackedTensor:
+    address = memory.ctypes.data + place.offset
+    return PackedTensor(place.name, LAYOUTS[place.format], place.rows, place.columns, address, memory)
