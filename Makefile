@@ -7,6 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .venv/run.stamp: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --upgrade pip
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cpu]'
 	touch $@
 

@@ -1,4 +1,4 @@
-"""Small vocabularies of every kind, trained on the spot, as Hugging Face folders and as GGUF files that llama.cpp loads."""
+"""Small vocabularies of every kind, trained on the spot, as Hugging Face folders and as GGUF files for llama.cpp."""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +8,10 @@ import gguf
 import numpy
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-LLAMA3_REGEX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3_REGEX = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 QWEN2_REGEX = LLAMA3_REGEX.replace(r"\p{N}{1,3}", r"\p{N}")
 SPACE = "\u2581"
 
@@ -69,7 +72,7 @@ def smollm_like() -> Tokenizer:
 
 
 def sentencepiece_like(style: str) -> Tokenizer:
-    """`llama2`: Prepend and Replace; `mistral`: Metaspace, first only, unsplit; `gemma`: Replace; `split`: Metaspace."""
+    """Styles: llama2, phi3 (Prepend and Replace), mistral (Metaspace, first only, unsplit), gemma (Replace), split."""
     trained = Tokenizer(models.BPE())
     trained.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)])
     specials = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]

@@ -13,7 +13,7 @@ from typing import Annotated, cast
 import typer
 
 from potluck import __version__
-from potluck.cli import models
+from potluck.cli import ask, models
 from potluck.cli.console import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, exit_code_of, report_error
 from potluck.core.errors import BadRequest, PotluckError
 
@@ -24,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command("ask")(ask.ask)
 app.command("pull")(models.pull)
 app.command("models")(models.models)
 app.command("remove")(models.remove)
@@ -51,6 +52,7 @@ _MENU = """\
 potluck pull NAME|PATH|hf:REPO   bring a model into the store
 potluck models                   list the models in the store
 potluck remove ID                delete one
+potluck ask "..."                ask one a question
 potluck COMMAND --help           all about a command
 """
 

@@ -98,11 +98,17 @@ class CpuEngine:
         if settings.layers.stop > facts.layer_count:
             raise BadRequest(f"layers {settings.layers} go past the last one: this model has 0-{facts.layer_count - 1}")
         if facts.has_feed_forward_bias:
-            raise UnknownArchitecture(facts.name, "feed-forward bias", "biases in the feed-forward part are not supported")
+            raise UnknownArchitecture(
+                facts.name, "feed-forward bias", "biases in the feed-forward part are not supported"
+            )
         self.facts, self.settings = facts, settings
         cache = PackedCache(settings.cache_folder, settings.source)
         weights = ShardWeights(
-            checkpoint, settings.layers, has_embedding=settings.has_embedding, has_output=settings.has_output, cache=cache
+            checkpoint,
+            settings.layers,
+            has_embedding=settings.has_embedding,
+            has_output=settings.has_output,
+            cache=cache,
         )
         self._weights = weights
         kv_shape = KvShape(
@@ -213,17 +219,23 @@ class CpuEngine:
     def _check_step(self, step: Step) -> None:
         session = self._session(step.session)
         if step.position != session.length:
-            raise BadRequest(f"step at position {step.position}, but session {step.session} has {session.length} positions")
+            raise BadRequest(
+                f"step at position {step.position}, but session {step.session} has {session.length} positions"
+            )
         if (step.tokens is None) != (self._weights.embedding is None) or (step.hidden is None) == (step.tokens is None):
             wanted = "hidden states" if self._weights.embedding is None else "token ids"
             raise BadRequest(f"this shard takes {wanted}, and nothing else")
         if step.count < 1:
             raise BadRequest("a step needs at least one token")
         if step.position + step.count > self.facts.context_length:
-            raise ContextLengthExceeded(f"position {step.position + step.count - 1} is past {self.facts.context_length}")
+            raise ContextLengthExceeded(
+                f"position {step.position + step.count - 1} is past {self.facts.context_length}"
+            )
         if step.tokens is not None and not all(0 <= token < self.facts.vocabulary_size for token in step.tokens):
             raise BadRequest(f"token ids must be from 0 to {self.facts.vocabulary_size - 1}")
-        if step.hidden is not None and (step.hidden.dtype != np.float32 or step.hidden.shape[1:] != (self.facts.hidden_size,)):
+        if step.hidden is not None and (
+            step.hidden.dtype != np.float32 or step.hidden.shape[1:] != (self.facts.hidden_size,)
+        ):
             raise BadRequest(f"hidden states must be float32 rows of {self.facts.hidden_size}")
         if step.logits and self._head is None:
             raise BadRequest("this shard does not own the output head")
@@ -303,7 +315,10 @@ class CpuEngine:
 
     def _logits(self, steps: Sequence[Step], outputs: list[Floats]) -> list[Floats | None]:
         wanted = [(index, place) for index, step in enumerate(steps) for place in step.logits]
-        results = [np.empty((len(step.logits), self.facts.vocabulary_size), np.float32) if step.logits else None for step in steps]
+        results = [
+            np.empty((len(step.logits), self.facts.vocabulary_size), np.float32) if step.logits else None
+            for step in steps
+        ]
         filled = [0] * len(steps)
         head = self._head
         for first in range(0, len(wanted), head.max_rows if head is not None else 1):

@@ -9,7 +9,6 @@ import numpy as np
 from potluck.core.errors import PotluckError
 from potluck.core.model_facts import ModelFacts, Rotary
 from potluck.engine.kernels import attention as at
-from potluck.engine.kernels import rows
 from potluck.engine.kernels.library import KernelLibrary
 from potluck.engine.kernels.processor import ROWS as GROUP_ROWS
 from potluck.engine.kernels.schedule import BY_GROUPS, BY_ROWS, BY_TASKS, BY_TILES, MAX_CHUNKS
@@ -53,7 +52,11 @@ def add_matmul(
         target.address(), target.stride,
     )  # fmt: skip
     program.add(
-        library.matmul(tensor.layout.name), arguments, policy=BY_GROUPS, units=tensor.groups, is_beside_previous=is_beside_previous
+        library.matmul(tensor.layout.name),
+        arguments,
+        policy=BY_GROUPS,
+        units=tensor.groups,
+        is_beside_previous=is_beside_previous,
     )
 
 

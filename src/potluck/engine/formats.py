@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from potluck.weights.checkpoint import BLOCKS
 
-Bytes = npt.NDArray[np.uint8]
+Bytes = Any  # uint8 arrays; numpy's stubs lose that at every shift
 Floats = npt.NDArray[np.float32]
 
 
 class Quantised(NamedTuple):
-    """Rows of blocks of 32: signed integers, float32 scale and minimum; `sixteens` instead of scale where Q6_K has two per block."""
+    """Rows of blocks of 32: signed integers, float32 scale and minimum; `sixteens` are the two further scales of a Q6_K block."""
 
     integers: npt.NDArray[np.int16]  # (rows, blocks, 32)
     scale: Floats  # (rows, blocks)

@@ -129,7 +129,9 @@ class KvCache:
         end = session.length + count
         needed = -(-end // PAGE_POSITIONS)
         if needed > session.reserved_pages:
-            raise OutOfKvMemory(f"position {end - 1} is past the {session.reserved_pages * PAGE_POSITIONS} that were reserved")
+            raise OutOfKvMemory(
+                f"position {end - 1} is past the {session.reserved_pages * PAGE_POSITIONS} that were reserved"
+            )
         first = session.length // PAGE_POSITIONS
         for index in range(first, needed):
             if index == len(session.pages):
@@ -150,13 +152,17 @@ class KvCache:
                 self.used_bytes -= self.shape.page_bytes
         del session.pages[keep:]
 
-    def export(self, session: KvSession, first: int, last: int) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]:
+    def export(
+        self, session: KvSession, first: int, last: int
+    ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]:
         """Keys and values of layers first … last - 1 (counted within the shard), each (layers, positions, heads, size)."""
         keys, values = [], []
         for page in session.pages:
             page_keys, page_values = self._views(page, first, last)
             # (layers, heads, tiles, size, 32) → (layers, positions, heads, size)
-            keys.append(page_keys.transpose(0, 2, 4, 1, 3).reshape(last - first, PAGE_POSITIONS, -1, self.shape.head_size))
+            keys.append(
+                page_keys.transpose(0, 2, 4, 1, 3).reshape(last - first, PAGE_POSITIONS, -1, self.shape.head_size)
+            )
             # (layers, heads, tiles, positions, 32) → (layers, positions, heads, size)
             flat = page_values.transpose(0, 3, 1, 2, 4).reshape(last - first, PAGE_POSITIONS, self.shape.kv_heads, -1)
             values.append(flat[..., : self.shape.head_size])
@@ -173,7 +179,9 @@ class KvCache:
         wanted = (last - first, keys.shape[1] if keys.ndim == 4 else -1, self.shape.kv_heads, self.shape.head_size)
         for name, array in (("keys", keys), ("values", values)):
             if array.shape != wanted or array.dtype != self.shape.dtype:
-                raise BadRequest(f"imported {name} are {array.dtype} {array.shape}, not {np.dtype(self.shape.dtype)} {wanted}")
+                raise BadRequest(
+                    f"imported {name} are {array.dtype} {array.shape}, not {np.dtype(self.shape.dtype)} {wanted}"
+                )
         count = keys.shape[1]
         if session.length not in (0, count):
             raise BadRequest(f"cannot import {count} positions into a session that has {session.length}")

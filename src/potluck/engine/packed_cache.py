@@ -139,7 +139,7 @@ def _write(path: Path, checkpoint: Checkpoint, header: _Header) -> None:
             for place in header.places:
                 file.seek(place.offset)
                 for slab in pack_slabs(checkpoint.read(place.name), place.format, place.rows, place.columns):
-                    file.write(slab)  # type: ignore[arg-type]
+                    file.write(slab)
             file.truncate(header.total_bytes)
             file.flush()
             os.fsync(file.fileno())

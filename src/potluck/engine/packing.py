@@ -47,7 +47,7 @@ def _pack_float(raw: Bytes, layout: FloatLayout, columns: int) -> Bytes:
     return np.ascontiguousarray(padded.reshape(-1, ROWS, padded.shape[1]).transpose(0, 2, 1)).view(np.uint8).reshape(-1)
 
 
-def _by_fours(values: Bytes) -> Bytes:
+def _by_fours(values: Bytes) -> Any:
     """(…, rows, n) to (…, n / 4 · rows · 4): four columns of a row side by side, then the next row."""
     *front, rows, count = values.shape
     return values.reshape(*front, rows, count // 4, 4).swapaxes(-3, -2).reshape(*front, rows * count)

@@ -6,7 +6,6 @@ Every operation below is one float32 rounding; numpy never fuses or reorders ele
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from potluck.core.layers import LayerRange
 from potluck.core.model_facts import ModelFacts, Rotary
@@ -17,7 +16,7 @@ from potluck.engine.rotary import RotaryTable
 from potluck.engine.shard_weights import Embedding, uses_half_kv
 from potluck.weights.checkpoint import Checkpoint
 
-Floats = npt.NDArray[np.float32]
+Floats = Any  # float32 arrays; numpy's stubs widen them at every operation
 F = np.float32
 
 
@@ -130,7 +129,9 @@ def rotate(x: Floats, rotary: Rotary, cos: Floats, sin: Floats) -> Floats:
     return turned
 
 
-def _span(query: Floats, keys: Floats, values: Floats, low: int, high: int, cap: float | None) -> tuple[Any, Any, Floats]:
+def _span(
+    query: Floats, keys: Floats, values: Floats, low: int, high: int, cap: float | None
+) -> tuple[Any, Any, Floats]:
     """One query over positions low … high - 1 of one span: running maximum over blocks of 64 positions."""
     maximum, lanes, sums = LOWEST_SCORE, np.zeros(16, np.float32), np.zeros(values.shape[1], np.float32)
     for start in range(low // PAGE_POSITIONS * PAGE_POSITIONS, high, PAGE_POSITIONS):
@@ -233,7 +234,10 @@ class ReferenceDecoder:
         else:
             parts = [self._matmul(at + role, normed) for role in ("query", "key", "value")]
         if facts.has_attention_bias:
-            parts = [part + self._vector(f"{at}{role}_bias") for part, role in zip(parts, ("query", "key", "value"), strict=True)]
+            parts = [
+                part + self._vector(f"{at}{role}_bias")
+                for part, role in zip(parts, ("query", "key", "value"), strict=True)
+            ]
         return [part.reshape(len(normed), -1, facts.head_size) for part in parts]
 
     def _attention(self, layer: int, normed: Floats) -> Floats:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from potluck.core.exact_math import log64
 from potluck.core.model_facts import Rotary, RotaryScaling
 
 Doubles = npt.NDArray[np.float64]
@@ -29,16 +30,6 @@ def exp64(x: Doubles) -> Doubles:
     for k in range(18, 0, -1):
         total = 1.0 + total * (r / k)
     return np.ldexp(total, n.astype(np.int64))
-
-
-def log64(value: float) -> float:
-    """Natural logarithm by Newton's method on `exp64`; `value` is positive."""
-    mantissa, exponent = math.frexp(value)
-    x = np.array([exponent * 0.6931471805599453 + (mantissa - 1.0)])
-    for _ in range(12):
-        e = exp64(x)
-        x = x + 2.0 * (value - e) / (value + e)
-    return float(x[0])
 
 
 def sin_cos64(x: Doubles) -> tuple[Doubles, Doubles]:

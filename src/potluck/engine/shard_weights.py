@@ -67,9 +67,7 @@ class ShardWeights:
         mine = {name: entry for name, entry in self._checkpoint.tensors.items() if name.startswith(prefix)}
         names = [prefix + role for role in MATRICES if prefix + role in mine]
         packed = self._cache.load(self._checkpoint, f"layer-{layer:04d}", names)
-        vectors = {
-            name.removeprefix(prefix): self._vector(entry) for name, entry in mine.items() if name not in packed
-        }
+        vectors = {name.removeprefix(prefix): self._vector(entry) for name, entry in mine.items() if name not in packed}
         return LayerWeights({name.removeprefix(prefix): tensor for name, tensor in packed.items()}, vectors)
 
     def _vector(self, entry: TensorEntry) -> Floats:

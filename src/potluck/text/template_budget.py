@@ -13,10 +13,11 @@ from potluck.core.errors import BadTemplate
 MAX_VALUE_UNITS = 1 << 23  # of one value: about one unit per character, 16 per entry of a list
 MAX_TOTAL_UNITS = 1 << 26  # of all values made in one rendering, kept or not
 MAX_STEPS = 2_000_000
-MAX_TIME_S = 3.0  # of this thread's processor time: a busy machine must not make a good template fail
+MAX_TIME_S = 2.0  # of this thread's processor time: a busy machine must not make a good template fail
 MAX_DEPTH = 64
 _MAX_INTEGER_BITS = 64  # beyond, numbers can be chosen to collide in hash tables
 _MAX_WIDTH = 999
+_MAX_PATTERN_LENGTH = 64
 _ENTRY_UNITS = 16
 _STEPS_PER_CLOCK = 64
 _BIG_UNITS = 4096
@@ -133,6 +134,12 @@ def check_replacement(text: str, old: str, new: str) -> None:
 def check_joining(separator: str, parts: list[object]) -> None:
     """Before separator.join(parts)."""
     _limited(weigh(parts) + len(separator) * len(parts))
+
+
+def check_pattern(pattern: object) -> None:
+    """Before characters are stripped, or text is searched from its end: Python needs length times length for both."""
+    if isinstance(pattern, str) and len(pattern) > _MAX_PATTERN_LENGTH:
+        raise BadTemplate(f"the chat template searches for more than {_MAX_PATTERN_LENGTH} characters")
 
 
 def check_width(width: object) -> None:

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import Undefined, nodes, pass_context, pass_environment
 from jinja2.environment import Template
@@ -29,6 +29,7 @@ from potluck.text.template_budget import (
     Budget,
     check_brace_format,
     check_joining,
+    check_pattern,
     check_percent_format,
     check_power,
     check_product,
@@ -55,11 +56,11 @@ _METHODS: tuple[tuple[type, frozenset[str]], ...] = (
     (bytes, frozenset()),
 )
 # Of jinja's filters, those that cannot make more than they are given. `attr`, `batch`, `center`, `pprint`, `slice`,
-# `sum`, `urlize`, `wordwrap` and `xmlattr` are missing on purpose.
+# `sum`, `urlize`, `wordcount`, `wordwrap` and `xmlattr` are missing on purpose.
 _PLAIN_FILTERS = (
     *("abs", "capitalize", "dictsort", "float", "groupby", "int", "items", "list", "lower", "map", "max", "min"),
-    *("reject", "rejectattr", "reverse", "select", "selectattr", "sort", "string", "title", "trim", "truncate"),
-    *("unique", "upper", "urlencode", "wordcount"),
+    *("reject", "rejectattr", "reverse", "select", "selectattr", "sort", "string", "title", "truncate"),
+    *("unique", "upper"),
 )
 _CHEAP_FILTERS = ("count", "d", "default", "first", "last", "length")  # look at one entry, and make nothing
 # Names that no template can write as a filter, since they are not identifiers.
@@ -84,8 +85,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         )
         self.budget = Budget()
         self.filters = self._filters()
-        tests: dict[str, Callable[..., object]] = dict(TESTS)
-        self.tests = {name: self._counted(test) for name, test in tests.items()}
+        self.tests = {name: self._counted(cast(Callable[..., object], test)) for name, test in TESTS.items()}
         self.globals = {
             "range": self.globals["range"],  # the sandbox's own, of at most 100,000 numbers
             "namespace": _SafeNamespace,
@@ -143,7 +143,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: object, *args: object, **kwargs: object) -> object:  # noqa: N805
         __self.budget.step()
-        _check_call(__obj, args)
+        _check_call(__obj, (*args, *kwargs.values()))
         return __self.made(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
@@ -200,9 +200,12 @@ def _check_call(function: object, args: tuple[object, ...]) -> None:
     match (name, *args):
         case ("replace", str(old), str(new), *_):
             check_replacement(owner, old, new)
-        case ("join", Iterable() as entries):
+        case ("join", Iterable() as entries, *_):  # jinja adds arguments of its own
             weigh(entries, _DATA)
             check_joining(owner, list(entries))
+        case ("strip" | "lstrip" | "rstrip" | "rfind" | "rindex" | "rsplit" | "rpartition", *patterns):
+            for pattern in patterns:
+                check_pattern(pattern)
 
 
 class _SafeNamespace(Namespace):
@@ -251,6 +254,11 @@ def _join(environment: TemplateSandbox, value: Iterable[object], d: object = "",
         parts = list(map(make_attrgetter(environment, attribute), parts))
     check_joining(str(d), parts)
     return str(d).join(map(str, parts))
+
+
+def _trim(text: object, chars: str | None = None) -> str:
+    check_pattern(chars)
+    return str(text).strip(chars)
 
 
 def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
@@ -304,6 +312,7 @@ _OWN_FILTERS: dict[str, Callable[..., object]] = {
     "round": _round,
     "safe": _safe,
     "tojson": _to_json,
+    "trim": _trim,
 }
 
 
@@ -364,7 +373,7 @@ class _CountingRewriter(NodeTransformer):
     visit_Include = visit_Import = visit_FromImport = visit_Extends = visit_Block = _refuse  # noqa: N815
 
 
-def _filtered(name: str, first: nodes.Expr, *rest: nodes.Expr) -> nodes.Filter:
+def _filtered(name: str, first: nodes.Node, *rest: nodes.Expr) -> nodes.Filter:
     return nodes.Filter(first, name, list(rest), [], None, None, lineno=first.lineno)
 
 

@@ -109,6 +109,10 @@ class ModelStore:
         folder = self.root / entry.id
         return folder / entry.files[0].name if entry.format == "gguf" else folder
 
+    def packed_folder(self, name: str) -> Path:
+        """Where the engine may keep this model's packed weights: beside the model, and gone with it."""
+        return self.root / self.find(name).id / "packed"
+
     def open(self, name: str) -> Checkpoint:
         """Opens a model after a look at its files' sizes; raises WeightsMismatch where somebody changed them."""
         from potluck.weights.open_model import open_checkpoint

@@ -55,8 +55,8 @@ PROCESSOR_NAMES = tuple(PROCESSORS)
 
 # Where things lie for one layer, as 64-bit words.
 (
-    QUERIES_IN, KEYS_IN, VALUES_IN, IN_STRIDES, QUERY_BIAS, KEY_BIAS, VALUE_BIAS, QUERY_NORM, KEY_NORM, EPSILON, ROTARY_FORM, ROTARY_COS,
-    ROTARY_SIN, ROTARY_DIMENSIONS, SCALE, QUERIES, HEADS, KV_HEADS, HEAD_SIZE, PADDED_HEAD, LAYER_OFFSET, HEAD_BYTES, VALUES_OFFSET,
+    QUERIES_IN, KEYS_IN, VALUES_IN, IN_STRIDES, QUERY_BIAS, KEY_BIAS, VALUE_BIAS, QUERY_NORM, KEY_NORM, EPSILON,
+    ROTARY_FORM, ROTARY_COS, ROTARY_SIN, ROTARY_DIMENSIONS, SCALE, QUERIES, HEADS, KV_HEADS, HEAD_SIZE, PADDED_HEAD, LAYER_OFFSET, HEAD_BYTES, VALUES_OFFSET,
     WINDOW, SOFT_CAP, SCRATCH, SCRATCH_BYTES, SLOTS, SLOT_FLOATS, TARGET,
 ) = range(30)  # fmt: skip
 ATTENTION_WORDS = 30
@@ -85,9 +85,7 @@ def _emit_scores(e: Emitter, processor: Processor, rows: int, is_half: bool, val
     for first in range(0, TILE, lanes):
         totals = [e.variable(e.floats(0.0, lanes)) for _ in range(rows)]
 
-        def dimension(
-            index: ir.Value, first: int = first, totals: list[Any] = totals
-        ) -> None:
+        def dimension(index: ir.Value, first: int = first, totals: list[Any] = totals) -> None:
             place = e.add(e.add(keys, e.mul(index, TILE * size)), first * size)
             key = _load_kv(e, processor, place, lanes, is_half)
             for row, total in enumerate(totals):
@@ -109,15 +107,14 @@ def _emit_accumulate(e: Emitter, processor: Processor, rows: int, is_half: bool,
         base = e.add(page_values, e.mul(tile, PAGE_POSITIONS * TILE * size))
         for first in range(0, TILE, lanes):
             places = [
-                e.add(e.add(sums, e.mul(sum_bytes, row)), e.add(e.mul(tile, TILE * 4), first * 4)) for row in range(rows)
+                e.add(e.add(sums, e.mul(sum_bytes, row)), e.add(e.mul(tile, TILE * 4), first * 4))
+                for row in range(rows)
             ]
             totals = [e.variable(e.load(vector(F32, lanes), place)) for place in places]
 
             def position(index: ir.Value, first: int = first, totals: list[Any] = totals) -> None:
                 p = e.add(begin, index)
-                value = _load_kv(
-                    e, processor, e.add(e.add(base, e.mul(p, TILE * size)), first * size), lanes, is_half
-                )
+                value = _load_kv(e, processor, e.add(e.add(base, e.mul(p, TILE * size)), first * size), lanes, is_half)
                 for row, total in enumerate(totals):
                     weight = e.broadcast(F32, lanes, e.add(weights, e.mul(weight_bytes, row)), e.mul(p, 4))
                     total.set(total.get() + weight * value)
@@ -174,12 +171,16 @@ def _emit_store_halves(e: Emitter, processor: Processor, source: ir.Value, targe
     e.store(processor.float_to_half(e, x), target)
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+@intrinsic(prefer_literal=True)
 def _score_tile(
     typing: Any, processor: Any, is_half: Any, rows: Any, queries: Any, query_bytes: Any, keys: Any, dimensions: Any,
     scores: Any, score_bytes: Any,
 ) -> Any:  # fmt: skip
-    chosen, half, count = PROCESSORS[PROCESSOR_NAMES[processor.literal_value]], bool(is_half.literal_value), rows.literal_value
+    chosen, half, count = (
+        PROCESSORS[PROCESSOR_NAMES[processor.literal_value]],
+        bool(is_half.literal_value),
+        rows.literal_value,
+    )
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
         _emit_scores(Emitter(builder), chosen, count, half, list(values[3:]))
@@ -188,12 +189,16 @@ def _score_tile(
     return types.void(processor, is_half, rows, *[types.int64] * 6), generate
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+@intrinsic(prefer_literal=True)
 def _accumulate(
     typing: Any, processor: Any, is_half: Any, rows: Any, sums: Any, sum_bytes: Any, weights: Any, weight_bytes: Any,
     page_values: Any, begin: Any, end: Any, tiles: Any,
 ) -> Any:  # fmt: skip
-    chosen, half, count = PROCESSORS[PROCESSOR_NAMES[processor.literal_value]], bool(is_half.literal_value), rows.literal_value
+    chosen, half, count = (
+        PROCESSORS[PROCESSOR_NAMES[processor.literal_value]],
+        bool(is_half.literal_value),
+        rows.literal_value,
+    )
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
         _emit_accumulate(Emitter(builder), chosen, count, half, list(values[3:]))
@@ -202,7 +207,7 @@ def _accumulate(
     return types.void(processor, is_half, rows, *[types.int64] * 8), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _soften(typing: Any, scores: Any, begin: Any, end: Any, lane_sums: Any, maximum: Any, rescale: Any) -> Any:
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
         _emit_soften(Emitter(builder), list(values))
@@ -211,7 +216,7 @@ def _soften(typing: Any, scores: Any, begin: Any, end: Any, lane_sums: Any, maxi
     return types.void(*[types.int64] * 6), generate
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+@intrinsic(prefer_literal=True)
 def _store_halves(typing: Any, processor: Any, source: Any, target: Any) -> Any:
     chosen = PROCESSORS[PROCESSOR_NAMES[processor.literal_value]]
 
@@ -225,7 +230,7 @@ def _store_halves(typing: Any, processor: Any, source: Any, target: Any) -> Any:
 # ---------------------------------------------------------------- storing what is new
 
 
-@njit(**INLINE)  # type: ignore[untyped-decorator]
+@njit(**INLINE)
 def _rotate(x: Any, a: Any, position: int) -> None:
     count = a[ROTARY_DIMENSIONS]
     half = count // 2
@@ -239,7 +244,7 @@ def _rotate(x: Any, a: Any, position: int) -> None:
         x[second] = left * sin[i] + right * cos[i]
 
 
-@njit(**INLINE)  # type: ignore[untyped-decorator]
+@njit(**INLINE)
 def _prepare_head(source: Any, bias: int, norm: int, rotates: bool, a: Any, position: int, head: int, x: Any) -> None:
     """One head of one row into x: bias, norm over the head, rotation."""
     size = a[HEAD_SIZE]
@@ -258,37 +263,39 @@ def _prepare_head(source: Any, bias: int, norm: int, rotates: bool, a: Any, posi
         _rotate(x, a, position)
 
 
+@njit(inline="always", **INLINE)
+def _store_key(processor, is_half, x, target, lane, size, row16):
+    if is_half:
+        halves = halfwords(row16, 16)
+        slots = halfwords(target, size * TILE)
+        for first in range(0, size, 16):
+            _store_halves(processor, x.ctypes.data + first * 4, row16)
+            for i in range(min(16, size - first)):
+                slots[(first + i) * TILE + lane] = halves[i]
+    else:
+        slots = floats(target, size * TILE)
+        for i in range(size):
+            slots[i * TILE + lane] = x[i]
+
+
+@njit(inline="always", **INLINE)
+def _store_value(processor, is_half, x, target, position, padded):
+    for tile in range(padded // TILE):
+        if is_half:
+            place = target + (tile * PAGE_POSITIONS + position) * TILE * 2
+            _store_halves(processor, x.ctypes.data + tile * TILE * 4, place)
+            _store_halves(processor, x.ctypes.data + tile * TILE * 4 + 64, place + 32)
+        else:
+            slots = floats(target + (tile * PAGE_POSITIONS + position) * TILE * 4, TILE)
+            for i in range(TILE):
+                slots[i] = x[tile * TILE + i]
+
+
 def place_kernel(processor: int, is_half: int) -> Any:
     """Queries rotated and scaled into their buffer; new keys and values into their pages. Chunks are spans of tiles."""
 
-    @njit(**INLINE)  # type: ignore[untyped-decorator]
-    def store_key(x, target, lane, size, row16):  # type: ignore[no-untyped-def]
-        if is_half:
-            halves = halfwords(row16, 16)
-            slots = halfwords(target, size * TILE)
-            for first in range(0, size, 16):
-                _store_halves(processor, x.ctypes.data + first * 4, row16)
-                for i in range(min(16, size - first)):
-                    slots[(first + i) * TILE + lane] = halves[i]
-        else:
-            slots = floats(target, size * TILE)
-            for i in range(size):
-                slots[i * TILE + lane] = x[i]
-
-    @njit(**INLINE)  # type: ignore[untyped-decorator]
-    def store_value(x, target, position, padded):  # type: ignore[no-untyped-def]
-        for tile in range(padded // TILE):
-            if is_half:
-                place = target + (tile * PAGE_POSITIONS + position) * TILE * 2
-                _store_halves(processor, x.ctypes.data + tile * TILE * 4, place)
-                _store_halves(processor, x.ctypes.data + tile * TILE * 4 + 64, place + 32)
-            else:
-                slots = floats(target + (tile * PAGE_POSITIONS + position) * TILE * 4, TILE)
-                for i in range(TILE):
-                    slots[i] = x[tile * TILE + i]
-
-    @cfunc(KERNEL, **KERNEL_OPTIONS)  # type: ignore[untyped-decorator]
-    def place(arguments, batch, chunk, chunks):  # type: ignore[no-untyped-def]
+    @cfunc(KERNEL, **KERNEL_OPTIONS)
+    def place(arguments, batch, chunk, chunks):
         a = words(arguments, ATTENTION_WORDS)
         b = words(batch, BATCH_WORDS)
         strides = words(a[IN_STRIDES], 3)
@@ -319,10 +326,10 @@ def place_kernel(processor: int, is_half: int) -> Any:
                     source = floats(a[KEYS_IN] + (row * strides[1] + head * size) * 4, size)
                     _prepare_head(source, a[KEY_BIAS], a[KEY_NORM], True, a, position, head, x)
                     target = base + (inside // TILE) * size * TILE * element
-                    store_key(x, target, inside % TILE, size, scratch + padded * 4)
+                    _store_key(processor, is_half, x, target, inside % TILE, size, scratch + padded * 4)
                     source = floats(a[VALUES_IN] + (row * strides[2] + head * size) * 4, size)
                     _prepare_head(source, a[VALUE_BIAS], 0, False, a, position, head, x)
-                    store_value(x, base + a[VALUES_OFFSET], inside, padded)
+                    _store_value(processor, is_half, x, base + a[VALUES_OFFSET], inside, padded)
 
     return place
 
@@ -330,7 +337,7 @@ def place_kernel(processor: int, is_half: int) -> Any:
 # ---------------------------------------------------------------- softmax sums
 
 
-@njit(**INLINE)  # type: ignore[untyped-decorator]
+@njit(**INLINE)
 def _lane_total(lanes: Any) -> Any:
     s0 = (lanes[0] + lanes[8]) + (lanes[4] + lanes[12])
     s1 = (lanes[1] + lanes[9]) + (lanes[5] + lanes[13])
@@ -339,7 +346,7 @@ def _lane_total(lanes: Any) -> Any:
     return (s0 + s2) + (s1 + s3)
 
 
-@njit(**INLINE)  # type: ignore[untyped-decorator]
+@njit(**INLINE)
 def _merge(slot: Any, maximum: Any, total: Any, sums: Any, count: int) -> None:
     """Adds a later span to what `slot` holds: [maximum, total, sums…]."""
     top = slot[0] if slot[0] > maximum else maximum
@@ -351,155 +358,167 @@ def _merge(slot: Any, maximum: Any, total: Any, sums: Any, count: int) -> None:
         slot[2 + i] = slot[2 + i] * before + sums[i] * after
 
 
-@njit(**INLINE)  # type: ignore[untyped-decorator]
+@njit(**INLINE)
 def first_position(position: int, window: int) -> int:
     return 0 if window == 0 else max(0, position + 1 - window)
+
+
+@njit(inline="always", **INLINE)
+def _score_page(processor, is_half, queries, rows, size, keys, scores, low, high):
+    for tile in range(low // TILE, (high + TILE - 1) // TILE):
+        place = keys + tile * size * TILE * (2 if is_half else 4)
+        row = 0
+        while rows - row >= 4:
+            target = scores + (row * PAGE_POSITIONS + tile * TILE) * 4
+            _score_tile(
+                processor, is_half, 4, queries + row * size * 4, size * 4, place, size, target, PAGE_POSITIONS * 4
+            )
+            row += 4
+        target = scores + (row * PAGE_POSITIONS + tile * TILE) * 4
+        if rows - row == 3:
+            _score_tile(
+                processor, is_half, 3, queries + row * size * 4, size * 4, place, size, target, PAGE_POSITIONS * 4
+            )
+        elif rows - row == 2:
+            _score_tile(
+                processor, is_half, 2, queries + row * size * 4, size * 4, place, size, target, PAGE_POSITIONS * 4
+            )
+        elif rows - row == 1:
+            _score_tile(
+                processor, is_half, 1, queries + row * size * 4, size * 4, place, size, target, PAGE_POSITIONS * 4
+            )
+
+
+@njit(inline="always", **INLINE)
+def _add_values(processor, is_half, sums, rows, padded, scores, values, lows, highs):
+    """Rows that see the same positions go together; what only some of them see is added row by row, in order."""
+    row = 0
+    width = PAGE_POSITIONS * 4
+    tiles = padded // TILE
+    while row < rows:
+        together = min(4, rows - row)
+        if together == 3 and rows - row > 3:
+            together = 2
+        low = lows[row]
+        high = highs[row]
+        for i in range(row + 1, row + together):
+            low = max(low, lows[i])
+            high = min(high, highs[i])
+        high = max(high, low)
+        for i in range(row, row + together):
+            if lows[i] < min(low, highs[i]):
+                _accumulate(
+                    processor, is_half, 1, sums + i * padded * 4, 0, scores + i * width, 0, values, lows[i],
+                    min(low, highs[i]), tiles,
+                )  # fmt: skip
+        base = sums + row * padded * 4
+        weight = scores + row * width
+        if high > low:
+            if together == 4:
+                _accumulate(processor, is_half, 4, base, padded * 4, weight, width, values, low, high, tiles)
+            elif together == 3:
+                _accumulate(processor, is_half, 3, base, padded * 4, weight, width, values, low, high, tiles)
+            elif together == 2:
+                _accumulate(processor, is_half, 2, base, padded * 4, weight, width, values, low, high, tiles)
+            else:
+                _accumulate(processor, is_half, 1, base, padded * 4, weight, width, values, low, high, tiles)
+        for i in range(row, row + together):
+            begin = max(high, lows[i])
+            if begin < highs[i]:
+                _accumulate(
+                    processor, is_half, 1, sums + i * padded * 4, 0, scores + i * width, 0, values, begin, highs[i], tiles,
+                )  # fmt: skip
+        row += together
+
+
+@njit(inline="always", **INLINE)
+def _sum_span(processor, is_half, a, tile, kv_head, rows, group, scratch, first, last):
+    """Positions first … last - 1 (one span) for all query rows of the tile."""
+    size = a[HEAD_SIZE]
+    padded = a[PADDED_HEAD]
+    sums_at = scratch + TILE_ROWS * size * 4
+    lanes_at = sums_at + TILE_ROWS * padded * 4
+    maxima_at = lanes_at + TILE_ROWS * 16 * 4
+    rescales_at = maxima_at + TILE_ROWS * 4
+    scores_at = rescales_at + TILE_ROWS * 4
+    sums = floats(sums_at, rows * padded)
+    lanes = floats(lanes_at, rows * 16)
+    maxima = floats(maxima_at, rows)
+    rescales = floats(rescales_at, rows)
+    scores = floats(scores_at, rows * PAGE_POSITIONS)
+    cap = float_from_bits(np.int32(a[SOFT_CAP]))
+    lows = words(scores_at + TILE_ROWS * PAGE_POSITIONS * 4, rows)
+    highs = words(scores_at + TILE_ROWS * (PAGE_POSITIONS * 4 + 8), rows)
+    for i in range(rows * padded):
+        sums[i] = np.float32(0.0)
+    for i in range(rows * 16):
+        lanes[i] = np.float32(0.0)
+    for i in range(rows):
+        maxima[i] = LOWEST_SCORE
+    pages = words(tile[TILE_PAGES], (last + PAGE_POSITIONS - 1) // PAGE_POSITIONS)
+    for number in range(first // PAGE_POSITIONS, (last + PAGE_POSITIONS - 1) // PAGE_POSITIONS):
+        start = number * PAGE_POSITIONS
+        page = pages[number] + a[LAYER_OFFSET] + kv_head * a[HEAD_BYTES]
+        low = PAGE_POSITIONS
+        high = 0
+        for row in range(rows):
+            position = tile[TILE_POSITION] + row // group
+            lows[row] = min(max(first_position(position, a[WINDOW]) - start, 0), PAGE_POSITIONS)
+            highs[row] = max(min(position + 1 - start, PAGE_POSITIONS), lows[row])
+            low = min(low, lows[row])
+            high = max(high, highs[row])
+        if high <= low:
+            continue
+        _score_page(processor, is_half, scratch, rows, size, page, scores_at, low, high)
+        if a[SOFT_CAP] != 0:
+            for row in range(rows):
+                for i in range(row * PAGE_POSITIONS + lows[row], row * PAGE_POSITIONS + highs[row]):
+                    scores[i] = cap * tanh(scores[i] / cap)
+        for row in range(rows):
+            if highs[row] > lows[row]:
+                _soften(
+                    scores_at + row * PAGE_POSITIONS * 4, lows[row], highs[row], lanes_at + row * 64,
+                    maxima_at + row * 4, rescales_at + row * 4,
+                )  # fmt: skip
+                if rescales[row] != np.float32(1.0):
+                    for i in range(row * padded, (row + 1) * padded):
+                        sums[i] = sums[i] * rescales[row]
+        _add_values(processor, is_half, sums_at, rows, padded, scores_at, page + a[VALUES_OFFSET], lows, highs)
+
+
+@njit(inline="always", **INLINE)
+def _keep(a, tile, kv_head, rows, group, scratch, span_number, slots_per_row):
+    """Puts the span's sums into their slots, or merges them into the one slot of the row."""
+    padded = a[PADDED_HEAD]
+    count = a[SLOT_FLOATS]
+    sums_at = scratch + TILE_ROWS * a[HEAD_SIZE] * 4
+    lanes_at = sums_at + TILE_ROWS * padded * 4
+    maxima = floats(lanes_at + TILE_ROWS * 16 * 4, rows)
+    for row in range(rows):
+        position = tile[TILE_POSITION] + row // group
+        first_span = first_position(position, a[WINDOW]) // SPAN_POSITIONS
+        if not first_span <= span_number <= position // SPAN_POSITIONS:
+            continue
+        head = kv_head * group + row % group
+        index = (tile[TILE_ROW] + row // group) * a[HEADS] + head
+        offset = index * slots_per_row + (span_number if slots_per_row > 1 else 0)
+        slot = floats(a[SLOTS] + offset * count * 4, count)
+        sums = floats(sums_at + row * padded * 4, padded)
+        total = _lane_total(floats(lanes_at + row * 64, 16))
+        if slots_per_row > 1 or span_number == first_span:
+            slot[0] = maxima[row]
+            slot[1] = total
+            for i in range(padded):
+                slot[2 + i] = sums[i]
+        else:
+            _merge(slot, maxima[row], total, sums, padded)
 
 
 def attend_kernel(processor: int, is_half: int) -> Any:
     """Softmax sums of tiles × key heads × spans into slots; a task that owns all spans merges them as it goes."""
 
-    @njit(**INLINE)  # type: ignore[untyped-decorator]
-    def score_page(queries, rows, size, keys, scores, low, high):  # type: ignore[no-untyped-def]
-        for tile in range(low // TILE, (high + TILE - 1) // TILE):
-            place = keys + tile * size * TILE * (2 if is_half else 4)
-            row = 0
-            while rows - row >= 4:
-                target = scores + (row * PAGE_POSITIONS + tile * TILE) * 4
-                _score_tile(processor, is_half, 4, queries + row * size * 4, size * 4, place, size, target, PAGE_POSITIONS * 4)
-                row += 4
-            target = scores + (row * PAGE_POSITIONS + tile * TILE) * 4
-            if rows - row == 3:
-                _score_tile(processor, is_half, 3, queries + row * size * 4, size * 4, place, size, target, PAGE_POSITIONS * 4)
-            elif rows - row == 2:
-                _score_tile(processor, is_half, 2, queries + row * size * 4, size * 4, place, size, target, PAGE_POSITIONS * 4)
-            elif rows - row == 1:
-                _score_tile(processor, is_half, 1, queries + row * size * 4, size * 4, place, size, target, PAGE_POSITIONS * 4)
-
-    @njit(**INLINE)  # type: ignore[untyped-decorator]
-    def add_values(sums, rows, padded, scores, values, lows, highs):  # type: ignore[no-untyped-def]
-        """Rows that see the same positions go together; what only some of them see is added row by row, in order."""
-        row = 0
-        width = PAGE_POSITIONS * 4
-        tiles = padded // TILE
-        while row < rows:
-            together = min(4, rows - row)
-            if together == 3 and rows - row > 3:
-                together = 2
-            low = lows[row]
-            high = highs[row]
-            for i in range(row + 1, row + together):
-                low = max(low, lows[i])
-                high = min(high, highs[i])
-            high = max(high, low)
-            for i in range(row, row + together):
-                if lows[i] < min(low, highs[i]):
-                    _accumulate(
-                        processor, is_half, 1, sums + i * padded * 4, 0, scores + i * width, 0, values, lows[i],
-                        min(low, highs[i]), tiles,
-                    )  # fmt: skip
-            base = sums + row * padded * 4
-            weight = scores + row * width
-            if high > low:
-                if together == 4:
-                    _accumulate(processor, is_half, 4, base, padded * 4, weight, width, values, low, high, tiles)
-                elif together == 3:
-                    _accumulate(processor, is_half, 3, base, padded * 4, weight, width, values, low, high, tiles)
-                elif together == 2:
-                    _accumulate(processor, is_half, 2, base, padded * 4, weight, width, values, low, high, tiles)
-                else:
-                    _accumulate(processor, is_half, 1, base, padded * 4, weight, width, values, low, high, tiles)
-            for i in range(row, row + together):
-                begin = max(high, lows[i])
-                if begin < highs[i]:
-                    _accumulate(
-                        processor, is_half, 1, sums + i * padded * 4, 0, scores + i * width, 0, values, begin, highs[i], tiles,
-                    )  # fmt: skip
-            row += together
-
-    @njit(**INLINE)  # type: ignore[untyped-decorator]
-    def sum_span(a, tile, kv_head, rows, group, scratch, first, last):  # type: ignore[no-untyped-def]
-        """Positions first … last - 1 (one span) for all query rows of the tile."""
-        size = a[HEAD_SIZE]
-        padded = a[PADDED_HEAD]
-        sums_at = scratch + TILE_ROWS * size * 4
-        lanes_at = sums_at + TILE_ROWS * padded * 4
-        maxima_at = lanes_at + TILE_ROWS * 16 * 4
-        rescales_at = maxima_at + TILE_ROWS * 4
-        scores_at = rescales_at + TILE_ROWS * 4
-        sums = floats(sums_at, rows * padded)
-        lanes = floats(lanes_at, rows * 16)
-        maxima = floats(maxima_at, rows)
-        rescales = floats(rescales_at, rows)
-        scores = floats(scores_at, rows * PAGE_POSITIONS)
-        cap = float_from_bits(np.int32(a[SOFT_CAP]))
-        lows = words(scores_at + TILE_ROWS * PAGE_POSITIONS * 4, rows)
-        highs = words(scores_at + TILE_ROWS * (PAGE_POSITIONS * 4 + 8), rows)
-        for i in range(rows * padded):
-            sums[i] = np.float32(0.0)
-        for i in range(rows * 16):
-            lanes[i] = np.float32(0.0)
-        for i in range(rows):
-            maxima[i] = LOWEST_SCORE
-        pages = words(tile[TILE_PAGES], (last + PAGE_POSITIONS - 1) // PAGE_POSITIONS)
-        for number in range(first // PAGE_POSITIONS, (last + PAGE_POSITIONS - 1) // PAGE_POSITIONS):
-            start = number * PAGE_POSITIONS
-            page = pages[number] + a[LAYER_OFFSET] + kv_head * a[HEAD_BYTES]
-            low = PAGE_POSITIONS
-            high = 0
-            for row in range(rows):
-                position = tile[TILE_POSITION] + row // group
-                lows[row] = min(max(first_position(position, a[WINDOW]) - start, 0), PAGE_POSITIONS)
-                highs[row] = max(min(position + 1 - start, PAGE_POSITIONS), lows[row])
-                low = min(low, lows[row])
-                high = max(high, highs[row])
-            if high <= low:
-                continue
-            score_page(scratch, rows, size, page, scores_at, low, high)
-            if a[SOFT_CAP] != 0:
-                for row in range(rows):
-                    for i in range(row * PAGE_POSITIONS + lows[row], row * PAGE_POSITIONS + highs[row]):
-                        scores[i] = cap * tanh(scores[i] / cap)
-            for row in range(rows):
-                if highs[row] > lows[row]:
-                    _soften(
-                        scores_at + row * PAGE_POSITIONS * 4, lows[row], highs[row], lanes_at + row * 64,
-                        maxima_at + row * 4, rescales_at + row * 4,
-                    )  # fmt: skip
-                    if rescales[row] != np.float32(1.0):
-                        for i in range(row * padded, (row + 1) * padded):
-                            sums[i] = sums[i] * rescales[row]
-            add_values(sums_at, rows, padded, scores_at, page + a[VALUES_OFFSET], lows, highs)
-
-    @njit(**INLINE)  # type: ignore[untyped-decorator]
-    def keep(a, tile, kv_head, rows, group, scratch, span_number, slots_per_row):  # type: ignore[no-untyped-def]
-        """Puts the span's sums into their slots, or merges them into the one slot of the row."""
-        padded = a[PADDED_HEAD]
-        count = a[SLOT_FLOATS]
-        sums_at = scratch + TILE_ROWS * a[HEAD_SIZE] * 4
-        lanes_at = sums_at + TILE_ROWS * padded * 4
-        maxima = floats(lanes_at + TILE_ROWS * 16 * 4, rows)
-        for row in range(rows):
-            position = tile[TILE_POSITION] + row // group
-            first_span = first_position(position, a[WINDOW]) // SPAN_POSITIONS
-            if not first_span <= span_number <= position // SPAN_POSITIONS:
-                continue
-            head = kv_head * group + row % group
-            index = (tile[TILE_ROW] + row // group) * a[HEADS] + head
-            offset = index * slots_per_row + (span_number if slots_per_row > 1 else 0)
-            slot = floats(a[SLOTS] + offset * count * 4, count)
-            sums = floats(sums_at + row * padded * 4, padded)
-            total = _lane_total(floats(lanes_at + row * 64, 16))
-            if slots_per_row > 1 or span_number == first_span:
-                slot[0] = maxima[row]
-                slot[1] = total
-                for i in range(padded):
-                    slot[2 + i] = sums[i]
-            else:
-                _merge(slot, maxima[row], total, sums, padded)
-
-    @cfunc(KERNEL, **KERNEL_OPTIONS)  # type: ignore[untyped-decorator]
-    def attend(arguments, batch, chunk, chunks):  # type: ignore[no-untyped-def]
+    @cfunc(KERNEL, **KERNEL_OPTIONS)
+    def attend(arguments, batch, chunk, chunks):
         a = words(arguments, ATTENTION_WORDS)
         b = words(batch, BATCH_WORDS)
         size = a[HEAD_SIZE]
@@ -528,8 +547,8 @@ def attend_kernel(processor: int, is_half: int) -> Any:
             for number in range(first_span, last_span + 1):
                 low = max(first, number * SPAN_POSITIONS)
                 high = min(last, (number + 1) * SPAN_POSITIONS)
-                sum_span(a, tile, kv_head, rows, group, scratch, low, high)
-                keep(a, tile, kv_head, rows, group, scratch, number, spans)
+                _sum_span(processor, is_half, a, tile, kv_head, rows, group, scratch, low, high)
+                _keep(a, tile, kv_head, rows, group, scratch, number, spans)
 
     return attend
 
@@ -537,8 +556,8 @@ def attend_kernel(processor: int, is_half: int) -> Any:
 def finish_kernel() -> Any:
     """Merges a row's spans in order, divides, and writes the row that the output projection reads. Chunks: spans of tiles."""
 
-    @cfunc(KERNEL, **KERNEL_OPTIONS)  # type: ignore[untyped-decorator]
-    def finish(arguments, batch, chunk, chunks):  # type: ignore[no-untyped-def]
+    @cfunc(KERNEL, **KERNEL_OPTIONS)
+    def finish(arguments, batch, chunk, chunks):
         a = words(arguments, ATTENTION_WORDS)
         b = words(batch, BATCH_WORDS)
         size = a[HEAD_SIZE]

@@ -22,11 +22,11 @@ _T0, _T1, _T2, _T3, _T4, _T5, _T6 = TERMS
 GELU_INNER, GELU_CUBIC = np.float32(2 * 0.7978845608028654), np.float32(0.044715)
 
 
-@njit(inline="always", **INLINE)  # type: ignore[untyped-decorator]
+@njit(inline="always", **INLINE)
 def exp(x: Any) -> Any:
     """e**x for x clamped to [-87, 88]; not a number stays not a number."""
     x = LOWEST if x < LOWEST else x
-    x = HIGHEST if HIGHEST < x else x
+    x = HIGHEST if x > HIGHEST else x
     shifted = x * LOG2_E + ROUNDER
     n = shifted - ROUNDER
     r = (x - n * LN2_HIGH) - n * LN2_LOW
@@ -57,18 +57,18 @@ def emit_exp(e: Emitter, x: Lanes) -> Lanes:
     return p * (bits << e.splat_constant(I32, count, 23)).view(vector(F32, count))
 
 
-@njit(inline="always", **INLINE)  # type: ignore[untyped-decorator]
+@njit(inline="always", **INLINE)
 def silu(x: Any) -> Any:
     return x / (ONE + exp(-x))
 
 
-@njit(inline="always", **INLINE)  # type: ignore[untyped-decorator]
+@njit(inline="always", **INLINE)
 def gelu_tanh(x: Any) -> Any:
     """0.5·x·(1 + tanh(u)) written as x·sigmoid(2u), which does not cancel."""
     inner = GELU_INNER * (x + GELU_CUBIC * ((x * x) * x))
     return x / (ONE + exp(-inner))
 
 
-@njit(inline="always", **INLINE)  # type: ignore[untyped-decorator]
+@njit(inline="always", **INLINE)
 def tanh(x: Any) -> Any:
     return ONE - TWO / (exp(TWO * x) + ONE)

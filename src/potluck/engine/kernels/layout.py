@@ -24,7 +24,9 @@ class QuantLayout(msgspec.Struct, frozen=True):
     source_bytes: int
     offset: int = 0  # subtracted from the stored unsigned integer
     has_minimum: bool = False
-    scales: Literal["block", "super", "super16"] = "block"  # half per block; or half per super-block times 6 bits, or times int8 per 16
+    scales: Literal["block", "super", "super16"] = (
+        "block"  # half per block; or half per super-block times 6 bits, or times int8 per 16
+    )
     part: int = 0
     first_part: int = 0
     nibbles_at: int = 0  # within a part

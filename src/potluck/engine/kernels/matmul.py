@@ -21,10 +21,23 @@ from potluck.engine.kernels.processor import PROCESSORS, ROWS, Processor
 
 PREFETCH_BYTES = 1536
 PROCESSOR_NAMES = tuple(PROCESSORS)
-_CACHE_BYTES = 192 * 1024  # of activations that one pass over a thread's weights should touch: they stay in the L2 cache
+_CACHE_BYTES = (
+    192 * 1024
+)  # of activations that one pass over a thread's weights should touch: they stay in the L2 cache
 
 # Arguments of a product, as 64-bit words.
-WEIGHTS, GROUPS, BLOCKS, GROUP_BYTES, ACTIVATION_Q, ACTIVATION_D, ACTIVATION_S, ACTIVATION_SUMS, OUTPUT, OUTPUT_STRIDE = range(10)
+(
+    WEIGHTS,
+    GROUPS,
+    BLOCKS,
+    GROUP_BYTES,
+    ACTIVATION_Q,
+    ACTIVATION_D,
+    ACTIVATION_S,
+    ACTIVATION_SUMS,
+    OUTPUT,
+    OUTPUT_STRIDE,
+) = range(10)
 MATMUL_WORDS = 10
 
 
@@ -121,7 +134,9 @@ class _Tile:
         width = vector(I8, self.lanes * 4)
         return [e.broadcast(I32, self.lanes, address, 4 * j).view(width) for j in range(8)]
 
-    def _per_block(self, base: ir.Value, token: int, block: ir.Value, element: ir.Type, per: int = 1, index: int = 0) -> Lanes:
+    def _per_block(
+        self, base: ir.Value, token: int, block: ir.Value, element: ir.Type, per: int = 1, index: int = 0
+    ) -> Lanes:
         e = self.e
         place = e.add(e.mul(e.add(e.mul(self.at.blocks, token), block), 4 * per), 4 * index)
         return e.broadcast(element, self.lanes, base, place)
@@ -275,7 +290,7 @@ def _emit_tokens(e: Emitter, processor: Processor, code: int, values: list[ir.Va
             builder.store(e.add(t, tokens), token)
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+@intrinsic(prefer_literal=True)
 def _multiply_group(
     typing: Any, code: Any, processor: Any, weights: Any, blocks: Any, q: Any, d: Any, s: Any, sums: Any, output: Any,
     stride: Any, first: Any, last: Any,
@@ -293,8 +308,8 @@ def _multiply_group(
 def matmul_kernel(code: int, processor: int) -> Any:
     """The product kernel for one layout on one processor; compiled on first use, then cached on disk."""
 
-    @cfunc(KERNEL, **KERNEL_OPTIONS)  # type: ignore[untyped-decorator]
-    def matmul(arguments, batch, chunk, chunks):  # type: ignore[no-untyped-def]
+    @cfunc(KERNEL, **KERNEL_OPTIONS)
+    def matmul(arguments, batch, chunk, chunks):
         a = words(arguments, MATMUL_WORDS)
         rows = words(batch, 1)[BATCH_ROWS]
         blocks = a[BLOCKS]

@@ -26,7 +26,7 @@ TILE_ROW, TILE_COUNT, TILE_POSITION, TILE_PAGES = range(4)
 TILE_WORDS = 4
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def as_pointer(typing: Any, address: Any) -> Any:
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
         return builder.inttoptr(values[0], ir.IntType(8).as_pointer())
@@ -34,22 +34,22 @@ def as_pointer(typing: Any, address: Any) -> Any:
     return types.voidptr(types.int64), generate
 
 
-@njit(**INLINE)  # type: ignore[untyped-decorator]
+@njit(**INLINE)
 def words(address: int, count: int) -> Any:
     return carray(as_pointer(address), count, np.int64)
 
 
-@njit(**INLINE)  # type: ignore[untyped-decorator]
+@njit(**INLINE)
 def floats(address: int, count: int) -> Any:
     return carray(as_pointer(address), count, np.float32)
 
 
-@njit(**INLINE)  # type: ignore[untyped-decorator]
+@njit(**INLINE)
 def halfwords(address: int, count: int) -> Any:
     return carray(as_pointer(address), count, np.int16)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def float_from_bits(typing: Any, bits: Any) -> Any:
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
         return builder.bitcast(values[0], ir.FloatType())
@@ -57,7 +57,7 @@ def float_from_bits(typing: Any, bits: Any) -> Any:
     return types.float32(types.int32), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def bits_from_float(typing: Any, value: Any) -> Any:
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
         return builder.bitcast(values[0], ir.IntType(32))
@@ -65,7 +65,7 @@ def bits_from_float(typing: Any, value: Any) -> Any:
     return types.int32(types.float32), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def call_kernel(typing: Any, kernel: Any, arguments: Any, batch: Any, chunk: Any, chunks: Any) -> Any:
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
         kind = ir.FunctionType(ir.VoidType(), [I64] * 4)
@@ -75,7 +75,7 @@ def call_kernel(typing: Any, kernel: Any, arguments: Any, batch: Any, chunk: Any
     return types.void(*[types.int64] * 5), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def atomic_load(typing: Any, address: Any) -> Any:
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
         return builder.load_atomic(builder.inttoptr(values[0], I64.as_pointer()), "acquire", 8)
@@ -83,7 +83,7 @@ def atomic_load(typing: Any, address: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def atomic_add(typing: Any, address: Any, amount: Any) -> Any:
     """Adds and returns what was there before."""
 
@@ -93,7 +93,7 @@ def atomic_add(typing: Any, address: Any, amount: Any) -> Any:
     return types.int64(types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def atomic_swap_if(typing: Any, address: Any, expected: Any, desired: Any) -> Any:
     """Writes `desired` where `expected` still stands; says whether it did."""
 
@@ -105,7 +105,7 @@ def atomic_swap_if(typing: Any, address: Any, expected: Any, desired: Any) -> An
     return types.int64(types.int64, types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def fence(typing: Any) -> Any:
     """What was written before is seen before what is written after."""
 
@@ -116,7 +116,7 @@ def fence(typing: Any) -> Any:
     return types.void(), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def relax(typing: Any) -> Any:
     """Tells the processor that this is a waiting loop."""
 

@@ -22,10 +22,11 @@ class Processor(Protocol):
     tiles: tuple[int, ...]  # how many tokens one pass over the weights may serve, largest first
     signs_bytes: bool  # whether `dot` takes the 128 off eight-bit weights by itself
 
-    def dot(
-        self, e: Emitter, weights: list[Lanes], activations: list[list[Lanes]], bits: int
-    ) -> list[Lanes]:
-        """Σ w·a per row and token. `weights[j]`: unsigned bytes of `bits` bits, 4 per row; `activations[token][j]`: the 4 signed bytes."""
+    def dot(self, e: Emitter, weights: list[Lanes], activations: list[list[Lanes]], bits: int) -> list[Lanes]:
+        """Σ w·a per row and token.
+
+        `weights[j]`: unsigned bytes of `bits` bits, 4 per row; `activations[token][j]`: the 4 signed bytes, repeated.
+        """
         ...
 
     def half_to_float(self, e: Emitter, halves: Lanes) -> Lanes: ...

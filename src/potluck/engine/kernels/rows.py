@@ -23,8 +23,12 @@ from potluck.engine.kernels.memory import (
 )
 
 BLOCK = 32
-SMALLEST_BITS = int(np.float32(1e-30).view(np.int32))  # nothing larger in a block: all zeros, as 127 / max must not overflow
-LARGEST_BITS = int(np.float32(3e38).view(np.int32))  # anything larger, or not a number: the block's scale is not a number
+SMALLEST_BITS = int(
+    np.float32(1e-30).view(np.int32)
+)  # nothing larger in a block: all zeros, as 127 / max must not overflow
+LARGEST_BITS = int(
+    np.float32(3e38).view(np.int32)
+)  # anything larger, or not a number: the block's scale is not a number
 ROUNDER_BITS = int(ROUNDER.view(np.int32))
 
 # A buffer of activations: rows as float32 padded to whole blocks, and (where wanted) their int8 form.
@@ -33,7 +37,7 @@ ROWS_FLOAT, ROWS_Q, ROWS_D, ROWS_S, ROWS_SUMS, ROWS_COLUMNS, ROWS_PADDED, ROWS_Q
 ROWS_WORDS = 8
 
 
-@njit(**INLINE)  # type: ignore[untyped-decorator]
+@njit(**INLINE)
 def span(total: int, chunk: int, chunks: int) -> Any:
     return total * chunk // chunks, total * (chunk + 1) // chunks
 
@@ -71,7 +75,7 @@ def _emit_sixteen(e: Emitter, x: Lanes, inverse: Lanes, is_usable: ir.Value, q: 
     return e.call("llvm.vector.reduce.add.v16i32", I32, [whole.value])
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def quantise_block(typing: Any, x: Any, q: Any, d: Any, s: Any, sums: Any) -> Any:
     """32 floats to int8: scale = max|x| / 127; stores scale, scale · sum, and the sums of both sixteens. Addresses."""
 
@@ -82,7 +86,7 @@ def quantise_block(typing: Any, x: Any, q: Any, d: Any, s: Any, sums: Any) -> An
     return types.void(*[types.int64] * 5), generate
 
 
-@njit(**INLINE)  # type: ignore[untyped-decorator]
+@njit(**INLINE)
 def quantise_row(buffer: Any, row: int) -> None:
     padded = buffer[ROWS_PADDED]
     blocks = padded // BLOCK
@@ -95,7 +99,7 @@ def quantise_row(buffer: Any, row: int) -> None:
         quantise_block(x + block * 128, q + block * 32, d + block * 4, s + block * 4, sums + block * 8)
 
 
-@njit(**INLINE)  # type: ignore[untyped-decorator]
+@njit(**INLINE)
 def inverse_root_mean_square(x: Any, count: int, epsilon: Any) -> Any:
     """Squares summed in eight lanes (column modulo 8), the lanes in a tree: no wider processor can change that."""
     s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = ZERO
@@ -115,7 +119,7 @@ def inverse_root_mean_square(x: Any, count: int, epsilon: Any) -> Any:
     return ONE / np.float32(np.sqrt(total / np.float32(count) + epsilon))
 
 
-@njit(**INLINE)  # type: ignore[untyped-decorator]
+@njit(**INLINE)
 def normalise(x: Any, weight: Any, count: int, epsilon: Any, output: Any) -> None:
     r = inverse_root_mean_square(x, count, epsilon)
     for i in range(count):
@@ -131,8 +135,8 @@ RESIDUAL_WORDS = 10
 def residual_norm_kernel() -> Any:
     """hidden += [norm of] addend; then target = norm(hidden), in int8 too where the target wants it."""
 
-    @cfunc(KERNEL, **KERNEL_OPTIONS)  # type: ignore[untyped-decorator]
-    def residual_norm(arguments, batch, chunk, chunks):  # type: ignore[no-untyped-def]
+    @cfunc(KERNEL, **KERNEL_OPTIONS)
+    def residual_norm(arguments, batch, chunk, chunks):
         a = words(arguments, RESIDUAL_WORDS)
         columns = a[COLUMNS]
         epsilon = float_from_bits(np.int32(a[EPSILON]))
@@ -169,8 +173,8 @@ ACTIVATE_WORDS = 6
 def activate_kernel() -> Any:
     """target = f(gate) · up. Chunks are spans of rows, or of blocks where there is a single row."""
 
-    @cfunc(KERNEL, **KERNEL_OPTIONS)  # type: ignore[untyped-decorator]
-    def activate(arguments, batch, chunk, chunks):  # type: ignore[no-untyped-def]
+    @cfunc(KERNEL, **KERNEL_OPTIONS)
+    def activate(arguments, batch, chunk, chunks):
         a = words(arguments, ACTIVATE_WORDS)
         columns = a[ACTIVATE_COLUMNS]
         target = words(a[ACTIVATE_TARGET], ROWS_WORDS)
@@ -195,8 +199,8 @@ def activate_kernel() -> Any:
 def soft_cap_kernel() -> Any:
     """x = cap · tanh(x / cap), in place."""
 
-    @cfunc(KERNEL, **KERNEL_OPTIONS)  # type: ignore[untyped-decorator]
-    def soft_cap(arguments, batch, chunk, chunks):  # type: ignore[no-untyped-def]
+    @cfunc(KERNEL, **KERNEL_OPTIONS)
+    def soft_cap(arguments, batch, chunk, chunks):
         a = words(arguments, 4)
         cap = float_from_bits(np.int32(a[3]))
         begin, end = span(words(batch, 1)[BATCH_ROWS], chunk, chunks)

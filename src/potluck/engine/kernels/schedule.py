@@ -36,7 +36,7 @@ CHUNKS_PER_THREAD = 4
 MAX_CHUNKS = 64
 
 
-@njit(**INLINE)  # type: ignore[untyped-decorator]
+@njit(**INLINE)
 def chunk_count(operation: Any, batch: Any, threads: int) -> int:
     if threads == 1:
         return 1
@@ -52,15 +52,15 @@ def chunk_count(operation: Any, batch: Any, threads: int) -> int:
     return min(units, CHUNKS_PER_THREAD * threads, MAX_CHUNKS)
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
-def run_alone(program, count, batch):  # type: ignore[no-untyped-def]
+@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)
+def run_alone(program, count, batch):
     for index in range(count):
         operation = words(program + index * OPERATION_WORDS * 8, OPERATION_WORDS)
         call_kernel(operation[KERNEL_AT], operation[ARGUMENTS_AT], batch, 0, 1)
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
-def prepare_run(count, sync, generation):  # type: ignore[no-untyped-def]
+@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)
+def prepare_run(count, sync, generation):
     """Opens the counters for a run; with a generation that nobody runs it closes them to whoever is late."""
     for index in range(count):
         counters = words(sync + index * SYNC_WORDS * 8, SYNC_WORDS)
@@ -69,7 +69,7 @@ def prepare_run(count, sync, generation):  # type: ignore[no-untyped-def]
     fence()
 
 
-@njit(**INLINE)  # type: ignore[untyped-decorator]
+@njit(**INLINE)
 def _take(counter: int, generation: int, chunks: int) -> int:
     """The next chunk of an operation; -1 when none is left, -2 when this run is over."""
     while True:
@@ -83,8 +83,8 @@ def _take(counter: int, generation: int, chunks: int) -> int:
             return chunk
 
 
-@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)  # type: ignore[untyped-decorator]
-def run_together(program, count, batch, sync, generation, threads):  # type: ignore[no-untyped-def]
+@njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)
+def run_together(program, count, batch, sync, generation, threads):
     """Takes part in a run until its last chunk is done (or, for a late thread, until it sees that the run is over)."""
     batch_words = words(batch, BATCH_WORDS)
     phase = 0

@@ -1,0 +1,112 @@
+"""`potluck ask`: one question, one streamed answer. Loading and generating are the worker's; this prints."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from potluck.cli.console import JsonOption, notice, print_json
+from potluck.cli.models import open_store
+from potluck.core.errors import BadRequest, ModelNotFound
+from potluck.core.sampling_params import SamplingParams
+from potluck.weights.catalogue import DEFAULT_MODEL_ID
+
+if TYPE_CHECKING:
+    from potluck.weights.store import ModelEntry, ModelStore
+    from potluck.worker.local_model import LocalModel, Timing
+
+_LONGEST_QUESTION = 1 << 20  # characters
+
+
+def ask(
+    question: Annotated[str, typer.Argument(help="What to ask; - reads it from standard input.")],
+    model: Annotated[str | None, typer.Option("--model", "-m", help="A model of `potluck models`.")] = None,
+    system: Annotated[str | None, typer.Option("--system", help="A system message before the question.")] = None,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens with this share.")] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", help="Same seed, same text.")] = 0,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="At most this many tokens.")] = 512,
+    threads: Annotated[int | None, typer.Option("--threads", "-t", min=1, help="Default: all cores.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask a model one question on this machine and stream the answer."""
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed).check()
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": _question(question)})
+    store = open_store()
+    entry = _find(store, model)
+    loaded = _load(store, entry, threads)
+    try:
+        _answer(loaded, entry.id, loaded.encode_chat(messages), params, max_tokens, as_json)
+    finally:
+        loaded.close()
+
+
+def _question(text: str) -> str:
+    if text == "-":
+        text = sys.stdin.read(_LONGEST_QUESTION + 1)
+    if not text.strip():
+        raise BadRequest('there is no question; try: potluck ask "What is a potluck?"')
+    if len(text) > _LONGEST_QUESTION:
+        raise BadRequest(f"the question is longer than {_LONGEST_QUESTION} characters")
+    return text
+
+
+def _find(store: "ModelStore", model: str | None) -> "ModelEntry":
+    if model is not None:
+        return store.find(model)
+    entries = store.list()
+    default = [entry for entry in entries if entry.id == DEFAULT_MODEL_ID]
+    if not entries:
+        raise ModelNotFound(f"there is no model yet; type: potluck pull {DEFAULT_MODEL_ID}")
+    return default[0] if default else entries[0]
+
+
+def _load(store: "ModelStore", entry: "ModelEntry", threads: int | None) -> "LocalModel":
+    from potluck.worker.local_model import LocalModel
+
+    return LocalModel(
+        store.open(entry.id),
+        source=entry.weights_sha256,
+        cache_folder=store.packed_folder(entry.id),
+        threads=threads,
+        notice=notice,
+    )
+
+
+def _answer(
+    model: "LocalModel", model_id: str, prompt: list[int], params: SamplingParams, max_tokens: int, as_json: bool
+) -> None:
+    parts: list[str] = []
+    reason: str | None = None
+    for piece in model.generate(prompt, params, max_tokens):
+        parts.append(piece.text)
+        reason = piece.finish_reason
+        if not as_json:
+            print(piece.text, end="", flush=True)
+    assert model.timing is not None
+    if as_json:
+        return print_json(_report(model_id, "".join(parts), reason, model.timing))
+    print(flush=True)
+    notice(_summary(model, model.timing))
+
+
+def _summary(model: "LocalModel", timing: "Timing") -> str:
+    threads = model.engine.settings.threads
+    return (
+        f"[{timing.generated_tokens} tokens, {timing.tokens_per_s:.0f} tokens/s, first after "
+        f"{timing.first_token_s * 1000:.0f} ms, {threads} thread{'s' if threads > 1 else ''}, {model.engine.processor}]"
+    )
+
+
+def _report(model_id: str, text: str, reason: str | None, timing: "Timing") -> dict[str, object]:
+    return {
+        "model": model_id,
+        "text": text,
+        "finish_reason": reason,
+        "prompt_tokens": timing.prompt_tokens,
+        "completion_tokens": timing.generated_tokens,
+        "first_token_ms": round(timing.first_token_s * 1000, 1),
+        "tokens_per_s": round(timing.tokens_per_s, 1),
+    }

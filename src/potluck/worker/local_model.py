@@ -1,0 +1,132 @@
+"""A whole model in this process: prompt in, tokens and text out. What `potluck ask` uses where there is only one machine.
+
+The engine is driven through the same steps as over a network; what a token is depends on tokens, parameters and seed alone.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from potluck.core.errors import ContextLengthExceeded, PotluckError
+from potluck.core.layers import LayerRange
+from potluck.core.sampling_params import SamplingParams
+from potluck.engine.cpu_engine import CpuEngine, EngineSettings, Step
+from potluck.engine.kernels.library import Notice
+from potluck.engine.sampling import Chosen, choose
+from potluck.text.chat_template import ChatTemplate
+from potluck.text.detokenizer import StopMatcher, StreamingDetokenizer
+from potluck.text.tokenizer import Tokenizer
+from potluck.weights.checkpoint import Checkpoint
+
+_PREFILL_CHUNK = 256
+_KV_BUDGET_BYTES = 8 << 30
+
+
+class Piece(NamedTuple):
+    """What one token added. `text` may be empty (half a character, or held back for a stop string)."""
+
+    chosen: Chosen | None
+    text: str
+    finish_reason: str | None = None
+
+
+class Timing(NamedTuple):
+    prompt_tokens: int
+    generated_tokens: int
+    first_token_s: float
+    decode_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of decoding: the first token belongs to the prompt."""
+        return (self.generated_tokens - 1) / self.decode_s if self.generated_tokens > 1 and self.decode_s > 0 else 0.0
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+class LocalModel:
+    """Engine, tokenizer and template of one model. Close it to give the memory back."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, *, source: str, cache_folder: Path | None, threads: int | None = None,
+        notice: Notice | None = None,
+    ) -> None:  # fmt: skip
+        spec = checkpoint.tokenizer
+        if spec is None:
+            raise PotluckError(f"{checkpoint.facts.name} has no tokenizer; it cannot be asked anything")
+        self.facts = checkpoint.facts
+        self.tokenizer = Tokenizer(spec)
+        self.template = ChatTemplate(spec.chat_template, spec)
+        self.timing: Timing | None = None
+        settings = EngineSettings(
+            layers=LayerRange(0, self.facts.layer_count), threads=threads or usable_cores(), source=source,
+            cache_folder=cache_folder, kv_budget_bytes=_KV_BUDGET_BYTES,
+        )  # fmt: skip
+        self.engine = CpuEngine(checkpoint, settings, notice)
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
+        return self.tokenizer.encode(self.template.render(messages), parse_special=True)
+
+    def generate(
+        self, prompt: Sequence[int], params: SamplingParams, max_tokens: int, stops: Sequence[str] = ()
+    ) -> Iterator[Piece]:
+        """Streams pieces; the last one has a finish reason (`stop` or `length`). `timing` is set when it ends."""
+        room = self.facts.context_length - len(prompt)
+        if room < 1:
+            raise ContextLengthExceeded(
+                f"the prompt has {len(prompt)} tokens and this model's context is {self.facts.context_length}"
+            )
+        limit = min(max_tokens, room)
+        session = self.engine.open(len(prompt) + limit)
+        try:
+            yield from self._pieces(session, list(prompt), params.check(), limit, stops)
+        finally:
+            self.engine.close_session(session)
+
+    def _pieces(
+        self, session: int, prompt: list[int], params: SamplingParams, limit: int, stops: Sequence[str]
+    ) -> Iterator[Piece]:
+        detokenizer, matcher = StreamingDetokenizer(self.tokenizer), StopMatcher(stops)
+        start = first = time.perf_counter()
+        count = 0
+        reason = None
+        for chosen in self._tokens(session, prompt, params, limit):
+            count += 1
+            if count == 1:
+                first = time.perf_counter()
+            if chosen.token in self.tokenizer.eos_ids:
+                reason = "stop"
+                break
+            check = matcher.push(detokenizer.push(chosen.token))
+            yield Piece(chosen, check.text)
+            if check.stop is not None:
+                reason = "stop"
+                break
+        tail = "" if matcher.is_stopped else matcher.push(detokenizer.finish()).text + matcher.finish()
+        self.timing = Timing(len(prompt), count, first - start, time.perf_counter() - first)
+        yield Piece(None, tail, reason or "length")
+
+    def _tokens(self, session: int, prompt: list[int], params: SamplingParams, limit: int) -> Iterator[Chosen]:
+        for begin in range(0, len(prompt), _PREFILL_CHUNK):
+            chunk = prompt[begin : begin + _PREFILL_CHUNK]
+            wanted = [len(chunk) - 1] if begin + len(chunk) == len(prompt) else []
+            [result] = self.engine.forward([Step(session, begin, tokens=chunk, logits=wanted)])
+        generated: list[int] = []
+        while True:
+            assert result.logits is not None
+            position = len(prompt) + len(generated)
+            chosen = choose(result.logits[0], params, position=position, prompt=prompt, generated=generated)
+            generated.append(chosen.token)
+            yield chosen
+            if len(generated) == limit:
+                return
+            [result] = self.engine.forward([Step(session, position, tokens=[chosen.token], logits=[0])])
