@@ -10,7 +10,8 @@ PotluckError
 ├── WeightsMismatch            weights_mismatch       bytes differ from the manifest
 ├── ModelNotFound              model_not_found
 ├── DownloadFailed             download_failed
-└── OutOfKvMemory              kv_budget_exceeded     the KV budget has no room left
+├── OutOfKvMemory              kv_budget_exceeded     the KV budget has no room left
+└── BenchmarkFailed            benchmark_failed       a benchmark cannot run here, or its figures would not be fair
 """
 
 
@@ -66,3 +67,7 @@ class DownloadFailed(PotluckError):
 
 class OutOfKvMemory(PotluckError):
     code = "kv_budget_exceeded"
+
+
+class BenchmarkFailed(PotluckError):
+    code = "benchmark_failed"

@@ -3,6 +3,7 @@
 Knows no file format (a TokenizerSpec has everything) and no chat template.
 """
 
+import time
 import unicodedata
 from collections.abc import Iterable, Iterator
 
@@ -17,17 +18,18 @@ from potluck.text.special_tokens import SpecialTokens
 _SPACE = "\u2581"
 _CACHED_WORDS = 32_768
 _CACHED_WORD_LENGTH = 64  # longer ones hardly come again
-_SPLIT_LIMIT_S = 10.0  # of processor time; patterns come from model files, and a hostile one could take for ever
+SPLIT_LIMIT_S = 10.0  # patterns come from model files, and a hostile one could take for ever
 
 
 class Tokenizer:
     """One vocabulary. Immutable but for a cache of words; safe to share between threads."""
 
-    def __init__(self, spec: TokenizerSpec) -> None:
+    def __init__(self, spec: TokenizerSpec, *, split_limit_s: float = SPLIT_LIMIT_S) -> None:
         self.spec = spec
         self._special = SpecialTokens(spec)
+        splitter = _Splitter(spec.split_patterns, split_limit_s)
         self._words: _ByteBpe | _SentencePiece = (
-            _ByteBpe(spec) if spec.algorithm == "byte_bpe" else _SentencePiece(spec)
+            _ByteBpe(spec, splitter) if spec.algorithm == "byte_bpe" else _SentencePiece(spec, splitter)
         )
         self._eos_ids = frozenset(spec.eos_ids)
 
@@ -107,20 +109,20 @@ class Tokenizer:
 class _ByteBpe:
     """Words cut by patterns, written as GPT-2's byte characters, merged by the order of the merges."""
 
-    def __init__(self, spec: TokenizerSpec) -> None:
+    def __init__(self, spec: TokenizerSpec, splitter: "_Splitter") -> None:
         self._spec = spec
+        self._splitter = splitter
         self._ids = {token: i for i, token in enumerate(spec.tokens)}
         self._ranks: dict[str, int] = {}
         for rank, merge in enumerate(spec.merges):
             self._ranks.setdefault(merge, rank)
-        self._patterns = _compiled(spec.split_patterns)
         self._cache: dict[str, list[int]] = {}
 
     def encode(self, text: str, *, is_first: bool) -> list[int]:
         if self._spec.normalization == "nfc":
             text = unicodedata.normalize("NFC", text)
         ids: list[int] = []
-        for word in _split(text, self._patterns):
+        for word in self._splitter.split(text):
             known = self._cache.get(word)
             ids.extend(self._encode_word(word) if known is None else known)
         return ids
@@ -153,14 +155,14 @@ class _ByteBpe:
 class _SentencePiece:
     """Spaces as U+2581; pairs merged by the merges' order or the tokens' scores; the rest as byte tokens."""
 
-    def __init__(self, spec: TokenizerSpec) -> None:
+    def __init__(self, spec: TokenizerSpec, splitter: "_Splitter") -> None:
         self._spec = spec
+        self._splitter = splitter
         self._ids = {token: i for i, token in enumerate(spec.tokens)}
         self._ranks: dict[str, int] = {}
         for rank, merge in enumerate(spec.merges):
             self._ranks.setdefault(merge, rank)
         self._byte_ids = [self._byte_id(byte) for byte in range(256)]
-        self._patterns = _compiled(spec.split_patterns)
         self._boundary = _independent_boundary(spec)
         self._cache: dict[str, list[int]] = {}
 
@@ -169,7 +171,7 @@ class _SentencePiece:
             text = unicodedata.normalize("NFC", text)
         text = self._prefixed(text, is_first).replace(" ", _SPACE)
         ids: list[int] = []
-        for stretch in _split(text, self._patterns):
+        for stretch in self._splitter.split(text):
             for word in self._independent_words(stretch):
                 known = self._cache.get(word)
                 ids.extend(self._encode_word(word) if known is None else known)
@@ -235,28 +237,31 @@ def _independent_boundary(spec: TokenizerSpec) -> regex.Pattern[str]:
     return regex.compile(f"(?<=[^{letters}])(?={_SPACE})")
 
 
-def _compiled(patterns: Iterable[str]) -> list[regex.Pattern[str]]:
-    try:
-        return [regex.compile(pattern) for pattern in patterns]
-    except (regex.error, RecursionError, OverflowError) as error:
-        raise BadModelFile("tokenizer", "split_patterns", f"cannot be compiled: {error}") from error
+class _Splitter:
+    """Cuts text by each pattern in turn; what lies between matches is a piece of its own."""
+
+    def __init__(self, patterns: Iterable[str], limit_s: float) -> None:
+        self._limit_s = limit_s
+        try:
+            self._patterns = [regex.compile(pattern) for pattern in patterns]
+        except (regex.error, RecursionError, OverflowError) as error:
+            raise BadModelFile("tokenizer", "split_patterns", f"cannot be compiled: {error}") from error
+
+    def split(self, text: str) -> list[str]:
+        pieces = [text]
+        end_s = time.monotonic() + self._limit_s
+        try:
+            for pattern in self._patterns:
+                pieces = [part for piece in pieces for part in _split_once(piece, pattern, end_s)]
+        except TimeoutError as error:
+            raise BadModelFile("tokenizer", "split_patterns", "take too long on this text") from error
+        return pieces
 
 
-def _split(text: str, patterns: list[regex.Pattern[str]]) -> list[str]:
-    """Cuts by each pattern in turn; what lies between matches is a piece of its own."""
-    pieces = [text]
-    try:
-        for pattern in patterns:
-            pieces = [part for piece in pieces for part in _split_once(piece, pattern)]
-    except TimeoutError as error:
-        raise BadModelFile("tokenizer", "split_patterns", "take too long on this text") from error
-    return pieces
-
-
-def _split_once(text: str, pattern: regex.Pattern[str]) -> list[str]:
+def _split_once(text: str, pattern: regex.Pattern[str], end_s: float) -> list[str]:
     parts = []
     position = 0
-    for match in pattern.finditer(text, timeout=_SPLIT_LIMIT_S):
+    for match in pattern.finditer(text, timeout=max(end_s - time.monotonic(), 0.0)):
         start, end = match.span()
         if start > position:
             parts.append(text[position:start])

@@ -59,6 +59,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], file: Path) -> Tokenizer
 
 def _tokens(fields: Fields) -> list[str]:
     tokens = _strings(fields, "tokens", MAX_TOKENS)
+    if not tokens:
+        raise fields.bad("tokens", "has no entries")
     return [token or f"[EMPTY_{token_id}]" for token_id, token in enumerate(tokens)]
 
 

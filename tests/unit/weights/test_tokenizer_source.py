@@ -102,7 +102,7 @@ def test_no_tokenizer_is_none() -> None:
         (bpe(pre=["x"]), "tokenizer.ggml.pre"),
         (bpe(tokens=None), "tokenizer.ggml.tokens"),
         (bpe(tokens="abc"), "tokenizer.ggml.tokens"),
-        (bpe(tokens=[], token_type=[]), "tokens"),
+        (bpe(tokens=[], token_type=[]), "tokenizer.ggml.tokens"),
         (bpe(tokens=["a", 3], token_type=[1, 1]), "tokenizer.ggml.tokens"),
         (bpe(tokens=["a", "a"], token_type=[1, 1], bos_token_id=0, eos_token_id=0), "tokens"),
         (bpe(tokens=["a\ud800", "b"], token_type=[1, 1], bos_token_id=0, eos_token_id=0), "tokens"),

@@ -1,0 +1,154 @@
+"""What a daemon and its worker process say to each other, over one private stream. No I/O.
+
+The daemon decides (sessions, order, batches); the worker holds weights, KV and samplers, and does as told, in the order told. It is
+never sent keys, addresses or anything of the network.
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from potluck.wire.messages import Boundary, Codec, Name, Position, Sampler, SessionId, Stage, Text, Token
+
+
+class _Work(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    pass
+
+
+# ---------------------------------------------------------------- daemon to worker
+
+
+class Load(_Work, tag="load"):
+    """Load a stage of the model that the worker was started for; answered by Loaded or LoadFailed."""
+
+    stage: Stage
+
+
+class Unload(_Work, tag="unload"):
+    """Drop a loaded stage; the worker ends by itself when none is left."""
+
+    stage: Stage
+
+
+class OpenSession(_Work, tag="open_session"):
+    """Reserve KV for `positions` on the part `stage` of a loaded shard; answered by SessionOpened or SessionRefused."""
+
+    session: SessionId
+    stage: Stage
+    positions: Position
+    boundaries: Annotated[tuple[Boundary, ...], Meta(max_length=64)]
+    sampler: Sampler | None
+
+
+class WorkItem(msgspec.Struct, frozen=True, array_like=True):
+    """One session's step in a batch. Its input is `size_bytes` of the batch's body, after those of the items before it.
+
+    `codec` None: token ids (int32); otherwise activations. `output_codec` None: no activations are wanted back.
+    """
+
+    session: SessionId
+    position: Position
+    count: int
+    codec: Codec | None
+    output_codec: Codec | None
+    chooses: bool
+    size_bytes: int
+
+
+class RunBatch(_Work, tag="run_batch"):
+    batch: int
+    items: tuple[WorkItem, ...]
+
+
+class TruncateSession(_Work, tag="truncate_session"):
+    """Forget what is past `length`; `sampler` replaces the one given at opening (a new epoch's journal)."""
+
+    session: SessionId
+    length: Position
+    sampler: Sampler | None
+
+
+class CloseSession(_Work, tag="close_session"):
+    session: SessionId
+
+
+class Ping(_Work, tag="ping"):
+    nonce: int
+
+
+ToWorker = Load | Unload | OpenSession | RunBatch | TruncateSession | CloseSession | Ping
+
+
+# ---------------------------------------------------------------- worker to daemon
+
+
+class Loaded(_Work, tag="loaded"):
+    stage: Stage
+    weight_bytes: int
+    kv_budget_bytes: int
+    step_us: int  # one token through this stage, measured after warming up
+
+
+class LoadFailed(_Work, tag="load_failed"):
+    stage: Stage
+    code: Name
+    message: Text
+
+
+class SessionOpened(_Work, tag="session_opened"):
+    session: SessionId
+
+
+class SessionRefused(_Work, tag="session_refused"):
+    session: SessionId
+    code: Name
+    message: Text
+
+
+class WorkOutput(msgspec.Struct, frozen=True, array_like=True):
+    """What became of one item: activations (in the batch's body), a chosen token, or an error; `code` "" means it went well."""
+
+    session: SessionId
+    size_bytes: int
+    token: Token | None
+    logprob: float | None
+    top: tuple[tuple[Token, float], ...]
+    code: Name
+    message: Text
+
+
+class BatchDone(_Work, tag="batch_done"):
+    batch: int
+    outputs: tuple[WorkOutput, ...]
+    compute_us: int
+
+
+class Pong(_Work, tag="pong"):
+    """Sent from a thread beside the computing one: `progress` counts finished batches."""
+
+    nonce: int
+    progress: int
+
+
+FromWorker = Loaded | LoadFailed | SessionOpened | SessionRefused | BatchDone | Pong
+
+__all__ = [
+    "BatchDone",
+    "CloseSession",
+    "FromWorker",
+    "Load",
+    "LoadFailed",
+    "Loaded",
+    "OpenSession",
+    "Ping",
+    "Pong",
+    "RunBatch",
+    "SessionOpened",
+    "SessionRefused",
+    "ToWorker",
+    "TruncateSession",
+    "Unload",
+    "WorkItem",
+    "WorkOutput",
+]
