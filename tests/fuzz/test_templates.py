@@ -1,5 +1,4 @@
 """Templates that want out of the sandbox, or want the machine's time and memory. Each gets a BadTemplate, soon."""
-# ruff: noqa: E501  # one attack a line
 
 import random
 import resource

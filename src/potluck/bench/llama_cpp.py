@@ -182,7 +182,7 @@ class LlamaCppProcess:
             line = b""
         if not line:
             raise BenchmarkFailed(f"llama.cpp's process died: {self._last_complaint()}")
-        answer: _Answer | Failed = msgspec.json.decode(line, type=dict) and _decoded(line, kind)
+        answer = _decoded(line, kind)
         if isinstance(answer, Failed):
             raise BenchmarkFailed(f"llama.cpp: {answer.error}; {self._last_complaint()}")
         return answer
@@ -195,7 +195,7 @@ class LlamaCppProcess:
 
 def _decoded(line: bytes, kind: type[_Answer]) -> "_Answer | Failed":
     fields: Mapping[str, object] = msgspec.json.decode(line, type=dict[str, object])
-    return msgspec.convert(fields, type=Failed if "error" in fields else kind)
+    return msgspec.convert(fields, type=Failed) if "error" in fields else msgspec.convert(fields, type=kind)
 
 
 class LlamaCppEngine:

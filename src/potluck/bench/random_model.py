@@ -3,6 +3,7 @@
 The same shape and format give the same file on every machine. Files lie in the cache folder; made once, they stay.
 """
 
+import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from potluck.core.errors import BenchmarkFailed
 from potluck.weights.checkpoint import BLOCKS
 
 RandomFormat = Literal["Q4_0", "Q4_K"]
-RECIPE_VERSION = 1  # in the file's name: files of an older recipe are not taken for ours
+RECIPE_VERSION = 1  # counts changes to what is written for a shape and format
 _SPREAD = 1.0  # standard deviation of a row's dot product with a normalised vector
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6  # llama.cpp's kinds of tokens
 
@@ -38,7 +39,7 @@ class RandomShape(msgspec.Struct, frozen=True, kw_only=True):
 
 def random_model(folder: Path, shape: RandomShape, format_name: RandomFormat, say: Callable[[str], None]) -> Path:
     """The model's file in `folder`, written now if it is not there. Raises BenchmarkFailed where the disk is too full."""
-    path = folder / f"{shape.name}-{format_name.lower()}-v{RECIPE_VERSION}.gguf"
+    path = folder / f"{recipe_name(shape, format_name)}.gguf"
     if path.exists():
         return path
     metadata, tensors = model_metadata(shape), planned_tensors(shape, format_name)
@@ -49,6 +50,12 @@ def random_model(folder: Path, shape: RandomShape, format_name: RandomFormat, sa
     numbers = np.random.default_rng([RECIPE_VERSION, len(tensors)])
     write_gguf(path, metadata, tensors, lambda tensor: random_content(tensor, numbers))
     return path
+
+
+def recipe_name(shape: RandomShape, format_name: RandomFormat) -> str:
+    """Names the content: the same name never stands for other bytes."""
+    recipe = msgspec.json.encode((RECIPE_VERSION, shape, format_name))
+    return f"{shape.name}-{format_name.lower()}-{hashlib.sha256(recipe).hexdigest()[:8]}"
 
 
 def require_room(folder: Path, wanted_bytes: int, what: str) -> None:

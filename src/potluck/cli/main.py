@@ -13,7 +13,7 @@ from typing import Annotated, cast
 import typer
 
 from potluck import __version__
-from potluck.cli import ask, models
+from potluck.cli import ask, bench, models
 from potluck.cli.console import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, exit_code_of, report_error
 from potluck.core.errors import BadRequest, PotluckError
 
@@ -28,6 +28,7 @@ app.command("ask")(ask.ask)
 app.command("pull")(models.pull)
 app.command("models")(models.models)
 app.command("remove")(models.remove)
+app.add_typer(bench.app, name="bench")
 
 
 @app.callback(invoke_without_command=True)
@@ -52,6 +53,7 @@ _MENU = """\
 potluck pull NAME|PATH|hf:REPO   bring a model into the store
 potluck models                   list the models in the store
 potluck remove ID                delete one
+potluck bench engine             measure this machine
 potluck ask "..."                ask one a question
 potluck COMMAND --help           all about a command
 """

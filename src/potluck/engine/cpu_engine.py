@@ -4,7 +4,7 @@ Knows no network, no text and no sampling. One caller at a time; kernels run on 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +44,7 @@ _FEW_SLOTS = 4096  # attention is cut into spans as tasks of their own only whil
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How to run a shard. `processor` forces a kind of kernel (tests); `cache_folder` None keeps packed weights in memory."""
 
-    layers: LayerRange
+    layers: LayerRange | None  # None: no layers, only the embedding or the output
     has_embedding: bool = True
     has_output: bool = True
     threads: int = 1
@@ -81,6 +81,26 @@ class StepResult:
     logits: Floats | None
 
 
+@dataclass(frozen=True)
+class Rounding:
+    """What a link at this place would have done to the activations that enter `layer`; see the session's boundaries."""
+
+    layer: int
+    apply: Callable[[Floats], Floats]
+
+
+@dataclass(frozen=True)
+class _Session:
+    """A session's part of the shard's layers, and its keys and values there."""
+
+    layers: LayerRange | None
+    kv: KvSession
+
+    @property
+    def begins_with_tokens(self) -> bool:
+        return self.layers is None or self.layers.start == 0
+
+
 @dataclass
 class _Row:
     """A piece of a step that goes through the layers in one run."""
@@ -95,7 +115,7 @@ class CpuEngine:
 
     def __init__(self, checkpoint: Checkpoint, settings: EngineSettings, notice: Notice | None = None) -> None:
         facts = checkpoint.facts
-        if settings.layers.stop > facts.layer_count:
+        if settings.layers is not None and settings.layers.stop > facts.layer_count:
             raise BadRequest(f"layers {settings.layers} go past the last one: this model has 0-{facts.layer_count - 1}")
         if facts.has_feed_forward_bias:
             raise UnknownArchitecture(
@@ -111,9 +131,7 @@ class CpuEngine:
             cache=cache,
         )
         self._weights = weights
-        kv_shape = KvShape(
-            len(settings.layers), facts.kv_head_count, facts.head_size, uses_half_kv(facts, checkpoint.tensors)
-        )
+        kv_shape = KvShape(facts.kv_head_count, facts.head_size, uses_half_kv(facts, checkpoint.tensors))
         self.kv = KvCache(kv_shape, settings.kv_budget_bytes)
         self.max_rows = settings.max_rows or max(_MIN_ROWS, min(_MAX_ROWS, _BUFFER_FLOATS // facts.feed_forward_size))
         library = KernelLibrary(settings.processor, notice)
@@ -128,7 +146,7 @@ class CpuEngine:
         self._batch = np.zeros(BATCH_WORDS, np.int64)
         self._tiles = np.zeros((self.max_rows, TILE_WORDS), np.int64)
         self._batch[BATCH_TILES] = self._tiles.ctypes.data
-        self._sessions: dict[int, KvSession] = {}
+        self._sessions: dict[int, _Session] = {}
         self._next_session = 1
 
     def __repr__(self) -> str:
@@ -136,38 +154,42 @@ class CpuEngine:
 
     # ------------------------------------------------------------ sessions
 
-    def open(self, positions: int) -> int:
-        """Reserves KV for `positions` and returns the session's number; refuses at once where there is no room."""
+    def open(self, positions: int, layers: LayerRange | None = None) -> int:
+        """Reserves KV for `positions` in `layers` (all of the shard's by default); refuses at once where there is no room."""
         if positions > self.facts.context_length:
             raise ContextLengthExceeded(
                 f"{positions} positions are more than this model's context of {self.facts.context_length}"
             )
-        return self._register(self.kv.open(positions))
+        part = layers if layers is not None else self.settings.layers
+        if part is not None:
+            self._require_own(part)
+        return self._register(_Session(part, self.kv.open(positions, 0 if part is None else len(part))))
 
     def fork(self, session: int, positions: int) -> int:
         """A session that continues from all of `session`'s positions, sharing their KV."""
-        return self._register(self.kv.fork(self._session(session), positions))
+        parent = self._session(session)
+        return self._register(_Session(parent.layers, self.kv.fork(parent.kv, positions)))
 
     def truncate(self, session: int, length: int) -> None:
-        self.kv.truncate(self._session(session), length)
+        self.kv.truncate(self._session(session).kv, length)
 
     def close_session(self, session: int) -> None:
-        self.kv.close(self._session(session))
+        self.kv.close(self._session(session).kv)
         del self._sessions[session]
 
     def length(self, session: int) -> int:
-        return self._session(session).length
+        return self._session(session).kv.length
 
     def export_kv(self, session: int, layers: LayerRange) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]:
         """Keys and values of `layers` (counted in the model), each (layers, positions, heads, head size)."""
-        first, last = self._own(layers)
-        return self.kv.export(self._session(session), first, last)
+        held, first, stop = self._within(session, layers)
+        return self.kv.export(held, first, stop)
 
     def import_kv(
         self, session: int, layers: LayerRange, keys: npt.NDArray[np.generic], values: npt.NDArray[np.generic]
     ) -> None:
-        first, last = self._own(layers)
-        self.kv.import_(self._session(session), first, last, keys, values)
+        held, first, stop = self._within(session, layers)
+        self.kv.import_(held, first, stop, keys, values)
 
     def close(self) -> None:
         """Ends the threads; the engine cannot be used afterwards."""
@@ -175,72 +197,111 @@ class CpuEngine:
             self.close_session(session)
         self._team.close()
 
-    def _register(self, kv: KvSession) -> int:
+    def _register(self, session: _Session) -> int:
         number = self._next_session
         self._next_session += 1
-        self._sessions[number] = kv
+        self._sessions[number] = session
         return number
 
-    def _session(self, number: int) -> KvSession:
+    def _session(self, number: int) -> _Session:
         try:
             return self._sessions[number]
         except KeyError:
             raise BadRequest(f"there is no session {number}") from None
 
-    def _own(self, layers: LayerRange) -> tuple[int, int]:
+    def _require_own(self, layers: LayerRange) -> None:
         mine = self.settings.layers
-        if layers.start < mine.start or layers.stop > mine.stop:
-            raise BadRequest(f"layers {layers} are not all in this shard, which holds {mine}")
-        return layers.start - mine.start, layers.stop - mine.start
+        if mine is None or layers.start < mine.start or layers.stop > mine.stop:
+            raise BadRequest(f"layers {layers} are not all in this shard, which holds {mine or 'none'}")
+
+    def _within(self, session: int, layers: LayerRange) -> tuple[KvSession, int, int]:
+        held = self._session(session)
+        if held.layers is None or layers.start < held.layers.start or layers.stop > held.layers.stop:
+            raise BadRequest(f"layers {layers} are not all in session {session}, which has {held.layers or 'none'}")
+        return held.kv, layers.start - held.layers.start, layers.stop - held.layers.start
 
     # ------------------------------------------------------------ steps
 
-    def forward(self, steps: Sequence[Step]) -> list[StepResult]:
-        """Runs all steps (of different sessions) as one batch. Every step is checked before any is run."""
+    def forward(self, steps: Sequence[Step], roundings: Sequence[Rounding] = ()) -> list[StepResult]:
+        """Runs all steps (of different sessions on the same layers) as one batch. Every step is checked before any is run.
+
+        `roundings` are applied to what enters their layers; the first layer's own input is the caller's business.
+        """
         self._check(steps)
         for step in steps:
-            self.kv.extend(self._session(step.session), step.count)
+            self.kv.extend(self._session(step.session).kv, step.count)
         self._decoder.reserve_positions(max(step.position + step.count for step in steps))
         inputs = [self._input(step) for step in steps]
         outputs = [np.empty_like(rows) for rows in inputs]
+        programs = self._programs(self._session(steps[0].session).layers, roundings)
         for pieces in self._cut(steps):
-            self._run_layers(steps, pieces, inputs, outputs)
+            self._run_layers(steps, pieces, programs, inputs, outputs)
+        for step in steps:
+            self._session(step.session).kv.length += step.count
         logits = self._logits(steps, outputs)
         return [StepResult(rows, chosen) for rows, chosen in zip(outputs, logits, strict=True)]
+
+    def _programs(
+        self, layers: LayerRange | None, roundings: Sequence[Rounding]
+    ) -> list[tuple[Program, Callable[[Floats], Floats] | None]]:
+        """Programs to run one after the other, each with what is done to the rows before it."""
+        if layers is None:
+            return []
+        inside = {
+            rounding.layer: rounding.apply for rounding in roundings if layers.start < rounding.layer < layers.stop
+        }
+        edges = [layers.start, *sorted(inside), layers.stop]
+        return [
+            (self._decoder.program_for(first, stop, layers.start), inside.get(first))
+            for first, stop in zip(edges, edges[1:], strict=False)
+        ]
 
     def _check(self, steps: Sequence[Step]) -> None:
         if not steps:
             raise BadRequest("a batch needs at least one step")
         if len({step.session for step in steps}) != len(steps):
             raise BadRequest("a session can take part in a batch only once")
+        if len({self._session(step.session).layers for step in steps}) != 1:
+            raise BadRequest("all sessions of a batch must use the same layers")
         for step in steps:
             self._check_step(step)
 
     def _check_step(self, step: Step) -> None:
         session = self._session(step.session)
-        if step.position != session.length:
+        if step.position != session.kv.length:
             raise BadRequest(
-                f"step at position {step.position}, but session {step.session} has {session.length} positions"
+                f"step at position {step.position}, but session {step.session} has {session.kv.length} positions"
             )
-        if (step.tokens is None) != (self._weights.embedding is None) or (step.hidden is None) == (step.tokens is None):
-            wanted = "hidden states" if self._weights.embedding is None else "token ids"
-            raise BadRequest(f"this shard takes {wanted}, and nothing else")
         if step.count < 1:
             raise BadRequest("a step needs at least one token")
         if step.position + step.count > self.facts.context_length:
             raise ContextLengthExceeded(
                 f"position {step.position + step.count - 1} is past {self.facts.context_length}"
             )
-        if step.tokens is not None and not all(0 <= token < self.facts.vocabulary_size for token in step.tokens):
-            raise BadRequest(f"token ids must be from 0 to {self.facts.vocabulary_size - 1}")
-        if step.hidden is not None and (
-            step.hidden.dtype != np.float32 or step.hidden.shape[1:] != (self.facts.hidden_size,)
-        ):
-            raise BadRequest(f"hidden states must be float32 rows of {self.facts.hidden_size}")
-        if step.logits and self._head is None:
+        self._check_input(step, session)
+        if step.logits and (self._head is None or not self._ends_with(session)):
             raise BadRequest("this shard does not own the output head")
         if not all(0 <= index < step.count for index in step.logits):
             raise BadRequest(f"logits were asked for tokens that this step of {step.count} does not have")
+
+    def _ends_with(self, session: _Session) -> bool:
+        """Whether the session goes through the shard's last layer, after which the output comes."""
+        return (
+            session.layers is None or self.settings.layers is None or session.layers.stop == self.settings.layers.stop
+        )
+
+    def _check_input(self, step: Step, session: _Session) -> None:
+        if (step.hidden is None) == (step.tokens is None):
+            raise BadRequest("a step has either token ids or hidden states")
+        if step.tokens is not None:
+            if self._weights.embedding is None or not session.begins_with_tokens:
+                raise BadRequest("this shard takes hidden states, not token ids")
+            if not all(0 <= token < self.facts.vocabulary_size for token in step.tokens):
+                raise BadRequest(f"token ids must be from 0 to {self.facts.vocabulary_size - 1}")
+        elif step.hidden is not None and (
+            step.hidden.dtype != np.float32 or step.hidden.shape[1:] != (self.facts.hidden_size,)
+        ):
+            raise BadRequest(f"hidden states must be float32 rows of {self.facts.hidden_size}")
 
     def _input(self, step: Step) -> Floats:
         if step.hidden is not None:
@@ -265,27 +326,29 @@ class CpuEngine:
         return runs
 
     def _run_layers(
-        self, steps: Sequence[Step], pieces: list[_Row], inputs: list[Floats], outputs: list[Floats]
-    ) -> None:
+        self, steps: Sequence[Step], pieces: list[_Row], programs: list[tuple[Program, Callable[[Floats], Floats] | None]],
+        inputs: list[Floats], outputs: list[Floats],
+    ) -> None:  # fmt: skip
         hidden = self._decoder.hidden
         row = 0
         for piece in pieces:
             hidden[row : row + piece.count] = inputs[piece.index][piece.first : piece.first + piece.count]
             row += piece.count
         self._describe(steps, pieces)
-        self._run(self._decoder.program, row)
+        for program, rounded in programs:
+            if rounded is not None:
+                hidden[:row] = rounded(hidden[:row])
+            self._run(program, row, 1)
         row = 0
         for piece in pieces:
             outputs[piece.index][piece.first : piece.first + piece.count] = hidden[row : row + piece.count]
-            self._session(steps[piece.index].session).length += piece.count
             row += piece.count
 
     def _describe(self, steps: Sequence[Step], pieces: list[_Row]) -> None:
         """Fills in the batch: tiles of tokens, and how attention's work is cut into tasks."""
         row = tiles = longest = 0
         for piece in pieces:
-            session = self._session(steps[piece.index].session)
-            pages = int(session.addresses.ctypes.data)
+            pages = int(self._session(steps[piece.index].session).kv.addresses.ctypes.data)
             for first in range(0, piece.count, self._tokens_per_tile):
                 count = min(self._tokens_per_tile, piece.count - first)
                 position = steps[piece.index].position + piece.first + first
@@ -303,9 +366,9 @@ class CpuEngine:
         self._batch[BATCH_ROWS], self._batch[BATCH_TILE_COUNT] = row, tiles
         self._batch[BATCH_SPANS], self._batch[BATCH_ATTENTION_TASKS] = spans, tasks * spans
 
-    def _run(self, program: Program, rows: int) -> None:
+    def _run(self, program: Program, rows: int, kind: int) -> None:
         self._batch[BATCH_ROWS] = rows
-        size = rows * 2 + int(program is self._decoder.program)
+        size = (rows << 24) | (len(program) << 1) | kind  # what the governor compares: equal work only
         threads = self._governor.choose(size)
         start = time.perf_counter()
         self._team.run(
@@ -326,7 +389,7 @@ class CpuEngine:
             part = wanted[first : first + head.max_rows]
             for row, (index, place) in enumerate(part):
                 head.hidden[row] = outputs[index][place]
-            self._run(head.program, len(part))
+            self._run(head.program, len(part), 0)
             for row, (index, _) in enumerate(part):
                 target = results[index]
                 assert target is not None

@@ -95,8 +95,9 @@ class Decoder:
         self._tables: dict[Rotary, RotaryTable] = {}
         self._attention_arguments: list[tuple[Rotary, list[Words]]] = []
         self._held: list[object] = []
-        self.program = self._build()
-        self.reserve_positions(1)
+        self._programs: dict[tuple[int, int, int], Program] = {}
+        self._positions = 1
+        self._unplaced = False  # operations that do not know yet where their tables lie
 
     def _quantised_roles(self) -> dict[str, bool]:
         layers = self._weights.layers.values()
@@ -110,12 +111,21 @@ class Decoder:
             for name, wanted in roles.items()
         }
 
-    def _build(self) -> Program:
+    def program_for(self, first: int, stop: int, base: int) -> Program:
+        """Layers first ≤ layer < stop, for sessions whose pages begin with layer `base`."""
+        key = (first, stop, base)
+        if key not in self._programs:
+            self._programs[key] = self._build(first, stop, base)
+            self.reserve_positions(self._positions)
+        return self._programs[key]
+
+    def _build(self, first: int, stop: int, base: int) -> Program:
         program = Program()
         pending: tuple[_Product | None, Floats | None, Floats | None] = (None, None, None)
-        for layer, weights in self._weights.layers.items():
+        for layer in range(first, stop):
+            weights = self._weights.layers[layer]
             self._add_residual(program, pending, weights.vector("attention_norm"), self._normed)
-            self._add_attention(program, layer, weights)
+            self._add_attention(program, layer, base, weights)
             output = weights.matrix("attention_output")
             assert output is not None
             add_matmul(program, self._library, output, self._attended, self._projected)
@@ -140,14 +150,14 @@ class Decoder:
         )  # fmt: skip
         program.add(self._library.residual_norm, arguments, policy=BY_ROWS)
 
-    def _add_attention(self, program: Program, layer: int, weights: LayerWeights) -> None:
+    def _add_attention(self, program: Program, layer: int, base: int, weights: LayerWeights) -> None:
         facts = self.facts
         fused = weights.matrix("query_key_value")
         matrices = [fused] if fused is not None else [weights.matrix(role) for role in ("query", "key", "value")]
         for i, (matrix, product) in enumerate(zip(matrices, self._query_key_value, strict=True)):
             assert matrix is not None
             add_matmul(program, self._library, matrix, self._normed, product, is_beside_previous=i > 0)
-        arguments = self._attention_words(layer, weights)
+        arguments = self._attention_words(layer, base, weights)
         is_half = self._kv.is_half
         rotary = facts.rotary_of(layer)
         added = [
@@ -157,6 +167,7 @@ class Decoder:
         ]
         self._tables.setdefault(rotary, RotaryTable(rotary))
         self._attention_arguments.append((rotary, added))
+        self._unplaced = True
 
     def _incoming(self) -> tuple[list[int], Words]:
         """Addresses and row strides of queries, keys and values as the products leave them."""
@@ -168,14 +179,13 @@ class Decoder:
             return addresses, np.array([products[0].stride] * 3, np.int64)
         return [product.address() for product in products], np.array([product.stride for product in products], np.int64)
 
-    def _attention_words(self, layer: int, weights: LayerWeights) -> list[int]:
+    def _attention_words(self, layer: int, base: int, weights: LayerWeights) -> list[int]:
         facts, kv = self.facts, self._kv
         incoming, strides = self._incoming()
         vectors = [weights.vector(f"{role}_bias") for role in ("query", "key", "value")]
         vectors += [weights.vector("query_norm"), weights.vector("key_norm")]
         self._held += [strides, *vectors]
         rotary = facts.rotary_of(layer)
-        place = layer - next(iter(self._weights.layers))
         words = [0] * at.ATTENTION_WORDS
         words[at.QUERIES_IN : at.VALUES_IN + 1] = incoming
         words[at.IN_STRIDES] = int(strides.ctypes.data)
@@ -187,7 +197,7 @@ class Decoder:
         words[at.QUERIES] = int(self._queries.ctypes.data)
         words[at.HEADS], words[at.KV_HEADS] = facts.head_count, facts.kv_head_count
         words[at.HEAD_SIZE], words[at.PADDED_HEAD] = facts.head_size, kv.padded_head
-        words[at.LAYER_OFFSET] = place * kv.layer_bytes
+        words[at.LAYER_OFFSET] = (layer - base) * kv.layer_bytes
         words[at.HEAD_BYTES], words[at.VALUES_OFFSET] = kv.head_bytes, kv.values_offset
         words[at.WINDOW] = facts.window_of(layer) or 0
         words[at.SOFT_CAP] = float_bits(facts.attention_soft_cap) if facts.attention_soft_cap else 0
@@ -215,14 +225,16 @@ class Decoder:
         add_matmul(program, self._library, down, self._activated, self._projected)
 
     def reserve_positions(self, length: int) -> None:
-        """Rotary tables reach to `length`; operations learn where they have moved to."""
-        for rotary, table in self._tables.items():
-            if not table.grow(length):
-                continue
-            for kind, operations in self._attention_arguments:
-                if kind == rotary:
-                    for words in operations:
-                        words[at.ROTARY_COS], words[at.ROTARY_SIN] = table.cos.ctypes.data, table.sin.ctypes.data
+        """Rotary tables reach to `length`; operations learn where they lie."""
+        self._positions = max(self._positions, length)
+        moved = [table.grow(self._positions) for table in self._tables.values()]
+        if not any(moved) and not self._unplaced:
+            return
+        self._unplaced = False
+        for rotary, operations in self._attention_arguments:
+            table = self._tables[rotary]
+            for words in operations:
+                words[at.ROTARY_COS], words[at.ROTARY_SIN] = table.cos.ctypes.data, table.sin.ctypes.data
 
     def reserve_slots(self, count: int) -> None:
         """Room for `count` partial sums of attention."""

@@ -15,9 +15,8 @@ from potluck.engine.kernels.attention import PAGE_POSITIONS, TILE
 
 @dataclass(frozen=True)
 class KvShape:
-    """What a page holds. Keys: (tiles of 32 positions, dimension, 32); values: (tiles of 32 dimensions, position, 32)."""
+    """One layer of a page. Keys: (tiles of 32 positions, dimension, 32); values: (tiles of 32 dimensions, position, 32)."""
 
-    layers: int
     kv_heads: int
     head_size: int
     is_half: bool
@@ -46,30 +45,32 @@ class KvShape:
     def layer_bytes(self) -> int:
         return self.kv_heads * self.head_bytes
 
-    @property
-    def page_bytes(self) -> int:
-        return self.layers * self.layer_bytes
+    def page_bytes(self, layers: int) -> int:
+        return layers * self.layer_bytes
 
 
 class KvPage:
     """64 positions of memory of its own, given back to the system when the last session lets go of it."""
 
-    def __init__(self, shape: KvShape) -> None:
-        self._map = mmap.mmap(-1, shape.page_bytes)
-        self.bytes = np.frombuffer(self._map, np.uint8)
+    def __init__(self, size_bytes: int) -> None:
+        # A stage without layers keeps nothing, but a mapping of nothing cannot be had.
+        self._map = mmap.mmap(-1, max(1, size_bytes))
+        self.bytes = np.frombuffer(self._map, np.uint8)[:size_bytes]
         self.address = self.bytes.ctypes.data
         self.users = 1
 
-    def copy(self, shape: KvShape) -> "KvPage":
-        twin = KvPage(shape)
+    def copy(self) -> "KvPage":
+        twin = KvPage(len(self.bytes))
         twin.bytes[:] = self.bytes
         return twin
 
 
 @dataclass
 class KvSession:
-    """One session's positions. `reserved_pages` were promised at opening; pages come into being as they are needed."""
+    """One session's positions in `layers` layers. `reserved_pages` were promised; pages come into being as they are needed."""
 
+    layers: int
+    page_bytes: int
     reserved_pages: int
     length: int = 0
     pages: list[KvPage] = field(default_factory=list)
@@ -88,23 +89,24 @@ class KvCache:
     def __repr__(self) -> str:
         return f"<KvCache {self.used_bytes >> 20} MiB used, {self.reserved_bytes >> 20} reserved of {self.budget_bytes >> 20}>"
 
-    def open(self, positions: int) -> KvSession:
-        """A session with room for `positions`, or OutOfKvMemory; nothing is allocated yet."""
+    def open(self, positions: int, layers: int) -> KvSession:
+        """A session with room for `positions` in `layers` layers, or OutOfKvMemory; nothing is allocated yet."""
         if positions < 1:
             raise BadRequest(f"a session needs room for at least one position, not {positions}")
         pages = -(-positions // PAGE_POSITIONS)
-        wanted = pages * self.shape.page_bytes
+        page_bytes = self.shape.page_bytes(layers)
+        wanted = pages * page_bytes
         if self.reserved_bytes + wanted > self.budget_bytes:
             free = max(0, self.budget_bytes - self.reserved_bytes)
             raise OutOfKvMemory(
                 f"{positions} positions need {wanted} bytes of KV cache; {free} of {self.budget_bytes} are free"
             )
         self.reserved_bytes += wanted
-        return KvSession(pages, addresses=np.zeros(pages, np.int64))
+        return KvSession(layers, page_bytes, pages, addresses=np.zeros(pages, np.int64))
 
     def fork(self, parent: KvSession, positions: int) -> KvSession:
         """A session that starts with all of the parent's positions and has room for `positions` in all."""
-        child = self.open(max(positions, parent.length))
+        child = self.open(max(positions, parent.length, 1), parent.layers)
         for page in parent.pages:
             page.users += 1
         child.pages = list(parent.pages)
@@ -114,7 +116,7 @@ class KvCache:
 
     def close(self, session: KvSession) -> None:
         self._drop(session, 0)
-        self.reserved_bytes -= session.reserved_pages * self.shape.page_bytes
+        self.reserved_bytes -= session.reserved_pages * session.page_bytes
         session.reserved_pages = 0
         session.length = 0
 
@@ -135,27 +137,27 @@ class KvCache:
         first = session.length // PAGE_POSITIONS
         for index in range(first, needed):
             if index == len(session.pages):
-                self._put(session, index, KvPage(self.shape))
+                self._put(session, index, KvPage(session.page_bytes))
             elif session.pages[index].users > 1:
                 session.pages[index].users -= 1
-                self._put(session, index, session.pages[index].copy(self.shape))
+                self._put(session, index, session.pages[index].copy())
 
     def _put(self, session: KvSession, index: int, page: KvPage) -> None:
         session.pages[index : index + 1] = [page]
         session.addresses[index] = page.address
-        self.used_bytes += self.shape.page_bytes
+        self.used_bytes += session.page_bytes
 
     def _drop(self, session: KvSession, keep: int) -> None:
         for page in session.pages[keep:]:
             page.users -= 1
             if page.users == 0:
-                self.used_bytes -= self.shape.page_bytes
+                self.used_bytes -= session.page_bytes
         del session.pages[keep:]
 
     def export(
         self, session: KvSession, first: int, last: int
     ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]:
-        """Keys and values of layers first … last - 1 (counted within the shard), each (layers, positions, heads, size)."""
+        """Keys and values of layers first … last - 1 (counted within the session), each (layers, positions, heads, size)."""
         keys, values = [], []
         for page in session.pages:
             page_keys, page_values = self._views(page, first, last)

@@ -48,12 +48,18 @@ class ShardWeights:
     """Loads layers `layers`, the embedding and the output head as asked, and touches no other tensor."""
 
     def __init__(
-        self, checkpoint: Checkpoint, layers: LayerRange, *, has_embedding: bool, has_output: bool, cache: PackedCache
+        self,
+        checkpoint: Checkpoint,
+        layers: LayerRange | None,
+        *,
+        has_embedding: bool,
+        has_output: bool,
+        cache: PackedCache,
     ) -> None:
         self._checkpoint = checkpoint
         self._cache = cache
         self.facts = checkpoint.facts
-        self.layers = {layer: self._load_layer(layer) for layer in layers}
+        self.layers = {layer: self._load_layer(layer) for layer in layers or ()}
         self.embedding = Embedding(checkpoint) if has_embedding else None
         self.output: PackedTensor | None = None
         self.output_norm: Floats | None = None

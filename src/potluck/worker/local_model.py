@@ -74,7 +74,7 @@ class LocalModel:
         self.engine.close()
 
     def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
-        return self.tokenizer.encode(self.template.render(messages), parse_special=True)
+        return self.tokenizer.encode_prompt(self.template.render(messages))
 
     def generate(
         self, prompt: Sequence[int], params: SamplingParams, max_tokens: int, stops: Sequence[str] = ()

@@ -19,7 +19,7 @@ from tests.support.same_bits import assert_same_bits
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 IS_LONG = bool(os.environ.get("POTLUCK_LONG"))
-COUNT = 1 << (26 if IS_LONG else 21)
+COUNT = 1 << (24 if IS_LONG else 21)
 
 
 def floats_of_all_kinds(count: int, seed: int) -> Floats:

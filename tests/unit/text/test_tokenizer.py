@@ -121,8 +121,8 @@ def test_ids_outside_the_vocabulary_are_refused(token_id: int, ours: dict[str, T
         ours["llama3"].decode([token_id])
 
 
-@pytest.mark.parametrize("style", ["llama3", "llama2", "gemma", "split"])
-@pytest.mark.parametrize("text", ["a" * 100_000, "ab" * 50_000, " " * 100_000, "word " * 20_000, "\n" * 100_000])
+@pytest.mark.parametrize("style", ["llama3", "llama2"])
+@pytest.mark.parametrize("text", ["ab" * 50_000, " " * 100_000, "word " * 20_000])
 def test_a_hundred_thousand_characters_are_not_quadratic(style: str, text: str, ours: dict[str, Tokenizer]) -> None:
     start_s = time.process_time()
     ids = ours[style].encode(text, parse_special=True, add_special=False)

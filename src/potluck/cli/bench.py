@@ -1,0 +1,143 @@
+"""`potluck bench …`: measures this machine and prints what it found beside what was promised. `bench` does the work."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from potluck.cli.console import EXIT_FAILURE, JsonOption, notice, print_json
+from potluck.cli.models import open_store
+from potluck.core.errors import BadRequest
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from potluck.bench.own_engine import ModelFile
+    from potluck.bench.report import EngineReport, Line
+
+app = typer.Typer(help="Measure what this machine achieves.", rich_markup_mode=None, no_args_is_help=True)
+
+LLAMA_CPP = "llama.cpp"
+_QUICK = {"rounds": 3, "decode_tokens": 32, "deep_tokens": 16, "large_tokens": 8, "step_repeats": 8}
+_MAX_THREADS = 256
+_WIDE = 140  # columns where nobody looks at a terminal: a pipe or a file must not cut lines
+
+
+@app.callback()
+def bench() -> None:
+    """Here so that `engine` stays a command of its own while it is the only one."""
+
+
+@app.command("engine")
+def engine(
+    model: Annotated[str, typer.Option("--model", metavar="ID|PATH", help="A stored model, or a GGUF file.")] = (
+        "smollm2-135m"
+    ),
+    against: Annotated[
+        str | None, typer.Option("--against", metavar=LLAMA_CPP, help="Measure this beside us, taking turns.")
+    ] = None,
+    threads: Annotated[str, typer.Option("--threads", help="Numbers of threads to measure with.")] = "1,2",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter rounds: a rough idea.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="End with exit code 1 where a bar is missed.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the engine: decode, prefill, drafts, batches, long contexts, large models, a busy core beside it."""
+    from potluck.bench.engine import EngineBenchSettings, bench_engine
+    from potluck.bench.report import as_json as report_as_json
+    from potluck.bench.report import missed
+    from potluck.core.paths import locate_folders
+
+    if against not in (None, LLAMA_CPP):
+        raise BadRequest(f"--against knows {LLAMA_CPP} only, not {against!r}")
+    cache_folder = locate_folders().cache
+    settings = EngineBenchSettings(
+        name=model,
+        model=model_file(model, cache_folder),
+        cache_folder=cache_folder,
+        threads=parse_threads(threads),
+        is_against_llama_cpp=against is not None,
+    )
+    if quick:
+        settings = msgspec.structs.replace(settings, **_QUICK)
+    report = bench_engine(settings, _ignore if as_json else notice)
+    if as_json:
+        print_json(report_as_json(report))
+    else:
+        print_report(report)
+    if check and missed(report):
+        raise typer.Exit(EXIT_FAILURE)
+
+
+def _ignore(_: str) -> None:
+    return
+
+
+def model_file(model: str, cache_folder: Path) -> "ModelFile":
+    """A file where it looks like one, otherwise the stored model with this id."""
+    from potluck.bench.own_engine import ModelFile
+
+    path = Path(model).expanduser()
+    if path.name != model or path.suffix == ".gguf":
+        return ModelFile.outside_the_store(path, cache_folder)
+    store = open_store()
+    entry = store.find(model)
+    if entry.format != "gguf":
+        raise BadRequest(f"{model} is not a GGUF file; the benchmark takes nothing else")
+    return ModelFile(store.path(model), entry.weights_sha256, store.packed_folder(model))
+
+
+def parse_threads(text: str) -> tuple[int, ...]:
+    """`1,2` as (1, 2), in ascending order."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 1 <= int(part) <= _MAX_THREADS for part in parts):
+        raise BadRequest(f"--threads takes numbers from 1 to {_MAX_THREADS} with commas between, not {text!r}")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def print_report(report: "EngineReport") -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDE)
+    console.print(f"{report.model} on {report.processor}, {report.cores} cores, {report.kernels} kernels", markup=False)
+    if report.llama_cpp_system_info is not None:
+        console.print(f"against llama.cpp: {report.llama_cpp_system_info.strip(' |')}", markup=False)
+    console.print(report_table(report))
+
+
+def report_table(report: "EngineReport") -> "Table":
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from potluck.bench.report import lines
+
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("figure", no_wrap=True)
+    for name in ("threads", "ours", "beside", "ratio", "bar"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("met", no_wrap=True)
+    table.add_column("")
+    for line in lines(report):
+        table.add_row(*table_row(line), style=None)
+    return table
+
+
+def table_row(line: "Line") -> tuple[str, ...]:
+    """The cells of one line; `beside` is llama.cpp, or our own single step, session or thread."""
+    return (
+        line.bar.title,
+        "" if line.threads is None else str(line.threads),
+        f"{shown(line.ours)} {line.unit}",
+        "" if line.theirs is None else shown(line.theirs),
+        "" if line.ratio is None else f"{line.ratio:.2f}",
+        "" if line.ratio is None else line.bar.shown(line.threads),
+        {None: "", True: "yes", False: "no"}[line.is_met],
+        line.detail,
+    )
+
+
+def shown(value: float) -> str:
+    """Three digits, and more only before the point."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
