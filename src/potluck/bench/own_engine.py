@@ -56,6 +56,7 @@ class OwnEngine:
 
     def __exit__(self, *_: object) -> None:
         self._engine.close()
+        self._checkpoint.close()
 
     @property
     def facts(self) -> ModelFacts:

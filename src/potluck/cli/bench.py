@@ -21,7 +21,7 @@ app = typer.Typer(help="Measure what this machine achieves.", rich_markup_mode=N
 LLAMA_CPP = "llama.cpp"
 _QUICK = {"rounds": 3, "decode_tokens": 32, "deep_tokens": 16, "large_tokens": 8, "step_repeats": 8}
 _MAX_THREADS = 256
-_WIDE = 140  # columns where nobody looks at a terminal: a pipe or a file must not cut lines
+_WIDE = 160  # columns where there is no terminal: a pipe or a file must not cut lines
 
 
 @app.callback()
@@ -101,9 +101,10 @@ def print_report(report: "EngineReport") -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_WIDE)
-    console.print(f"{report.model} on {report.processor}, {report.cores} cores, {report.kernels} kernels", markup=False)
+    heading = f"{report.model} on {report.processor}, {report.cores} cores, {report.kernels} kernels"
     if report.llama_cpp_system_info is not None:
-        console.print(f"against llama.cpp: {report.llama_cpp_system_info.strip(' |')}", markup=False)
+        heading += f"\nbeside llama.cpp ({report.llama_cpp_system_info.strip(' |')})"
+    console.print(heading, "", sep="\n", markup=False, soft_wrap=True)
     console.print(report_table(report))
 
 
@@ -120,7 +121,7 @@ def report_table(report: "EngineReport") -> "Table":
     table.add_column("met", no_wrap=True)
     table.add_column("")
     for line in lines(report):
-        table.add_row(*table_row(line), style=None)
+        table.add_row(*table_row(line), style="red" if line.is_met is False else None)
     return table
 
 

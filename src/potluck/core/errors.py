@@ -11,6 +11,16 @@ PotluckError
 ├── ModelNotFound              model_not_found
 ├── DownloadFailed             download_failed
 ├── OutOfKvMemory              kv_budget_exceeded     the KV budget has no room left
+├── BadKeyFile                 bad_key_file           a node's key file cannot be read, or others can read it too
+├── WireError                  wire_error
+│   ├── ProtocolViolation      protocol_violation     the other side sent what the protocol does not allow
+│   └── WireMisuse             wire_misuse            our own code asked for what the protocol cannot carry
+├── LinkError                  link_error
+│   ├── LinkClosed             link_closed            sending on a link that is closed
+│   ├── LinkFull               link_full              more is queued for the other side than we are ready to hold
+│   ├── DialFailed             dial_failed            nobody answers there, or not in time
+│   ├── WrongPeer              wrong_peer             somebody else answers there
+│   └── PeerRefused            peer_refused           the other side turned us away, and said why
 └── BenchmarkFailed            benchmark_failed       a benchmark cannot run here, or its figures would not be fair
 """
 
@@ -67,6 +77,56 @@ class DownloadFailed(PotluckError):
 
 class OutOfKvMemory(PotluckError):
     code = "kv_budget_exceeded"
+
+
+class BadKeyFile(PotluckError):
+    code = "bad_key_file"
+
+
+class WireError(PotluckError):
+    code = "wire_error"
+
+
+class ProtocolViolation(WireError):
+    """A remote fault. The connection that it came on cannot be used further; nothing of the input is quoted."""
+
+    code = "protocol_violation"
+
+
+class WireMisuse(WireError):
+    """A local fault: a message or body that no peer would accept. The connection stays as it was."""
+
+    code = "wire_misuse"
+
+
+class LinkError(PotluckError):
+    code = "link_error"
+
+
+class LinkClosed(LinkError):
+    code = "link_closed"
+
+
+class LinkFull(LinkError):
+    code = "link_full"
+
+
+class DialFailed(LinkError):
+    code = "dial_failed"
+
+
+class WrongPeer(LinkError):
+    code = "wrong_peer"
+
+
+class PeerRefused(LinkError):
+    """`reason` is what the other side said: text from elsewhere, at most 64 bytes, printable."""
+
+    code = "peer_refused"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"refused by the other side: {reason}")
+        self.reason = reason
 
 
 class BenchmarkFailed(PotluckError):

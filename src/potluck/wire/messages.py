@@ -1,7 +1,8 @@
 """Every message that nodes exchange, typed and bounded. No I/O; encoding is frames.py's, meaning is shard's and orchestrator's.
 
 A message is one of the structs below, with an optional body of raw bytes (token ids as little-endian int32, or activations in the
-codec that the message names). Session ids are 16 random bytes; node ids are 32-byte public keys; positions count from 0.
+codec that the message names). Session ids are 16 random bytes, one for each stage of a pipeline, so that a node can serve two stages
+of one; a message carries the receiver's, except to the head, which gets the sender's. Node ids are 32-byte public keys.
 """
 
 from typing import Annotated, Literal
@@ -32,11 +33,12 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     pass
 
 
-class Peer(msgspec.Struct, frozen=True, array_like=True):
-    """A node and where it can be reached."""
+class Hop(msgspec.Struct, frozen=True, array_like=True):
+    """A stage elsewhere: its node, where that can be reached, and the session there."""
 
     node: NodeId
     address: Address
+    session: SessionId
 
 
 class Stage(msgspec.Struct, frozen=True, array_like=True):
@@ -69,13 +71,15 @@ class Sampler(msgspec.Struct, frozen=True, array_like=True):
 class Wiring(msgspec.Struct, frozen=True, array_like=True):
     """A shard's place among its neighbours, for one epoch.
 
-    `previous` None: steps come from the head. `next` None: results go to the head. `ring`: the first shard, where the last one may
-    send tokens directly. Outputs for positions below `forward_from` are kept, not sent on: whoever follows has them already.
+    `previous` None: steps come from the head. `next` None: results go to the head. `ring`: the first stage, to which the last may
+    send tokens directly, on credits from the head; `ring_from`: the last, for the first. Outputs for positions below
+    `forward_from` are kept, not sent on: whoever follows has them already.
     """
 
     previous: NodeId | None
-    next: Peer | None
-    ring: Peer | None
+    next: Hop | None
+    ring: Hop | None
+    ring_from: NodeId | None
     forward_from: Position
     stages: Annotated[int, Meta(ge=1, le=64)]  # shards in the pipeline, for the size of batches
 

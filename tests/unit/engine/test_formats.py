@@ -59,7 +59,8 @@ def test_extremes_read_as_gguf_reads_them(format_name: str, half_bits: int | Non
 )  # fmt: skip
 def test_integers_reach_both_ends_of_their_range(format_name: str, lowest: int, highest: int) -> None:
     raw = np.random.default_rng(1).integers(0, 256, filled_weights(format_name, 64, 1024, 0).shape, dtype=np.uint8)
-    integers = READERS[format_name](as_blocks(raw, format_name, 64)).integers
+    with np.errstate(all="ignore"):
+        integers = READERS[format_name](as_blocks(raw, format_name, 64)).integers
     assert (integers.min(), integers.max()) == (lowest, highest)
     assert integers.shape == (64, 32, 32)
 

@@ -1,0 +1,326 @@
+"""One socket connection, plain or TLS: the handshake, then frames. Moves bytes between asyncio's transport and the wire layer.
+
+Knows nothing of dialling or accepting; whoever made it waits for `opened`.
+"""
+
+import asyncio
+import enum
+import os
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from potluck.core.errors import DialFailed, LinkClosed, LinkFull, PotluckError, ProtocolViolation, WrongPeer
+from potluck.identity.certificates import certificate_node_id
+from potluck.identity.keys import NodeKey, short_id
+from potluck.net.link import Admits, LinkHandler
+from potluck.wire.channel import Channel
+from potluck.wire.frames import Buffer, Received
+from potluck.wire.handshake import (
+    AUTH_BYTES,
+    HELLO_BYTES,
+    NONCE_BYTES,
+    VERDICT_BYTES,
+    AccepterHandshake,
+    DialerHandshake,
+)
+from potluck.wire.messages import Message
+
+HANDSHAKE_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 5.0
+# Little may wait in the transport, because nothing overtakes there; the kernel's buffer keeps the wire busy meanwhile.
+WRITE_HIGH_BYTES = 128 << 10
+WRITE_LOW_BYTES = 32 << 10
+_TAKE_BYTES = 256 << 10
+_JOIN_BYTES = 64 << 10  # up to here one write of a copy is cheaper than several writes
+
+
+class State(enum.Enum):
+    """HANDSHAKE → OPEN → CLOSING → CLOSED, with short cuts to CLOSED."""
+
+    HANDSHAKE = "handshake"
+    OPEN = "open"
+    CLOSING = "closing"  # our side closed; the queue is still being sent
+    CLOSED = "closed"
+
+
+class Handshake(Protocol):
+    """One side's part of the handshake, told whole frames of the size that it waits for."""
+
+    def start(self, presented: bytes | None) -> bytes:
+        """The first bytes to send. `presented`: the node id in the other side's certificate, where there is one."""
+
+    @property
+    def awaited_bytes(self) -> int: ...
+
+    def advance(self, frame: bytes) -> tuple[bytes, bytes | None]:
+        """Bytes to send, and the peer's id once it is welcome. Raises what went wrong; `last_words` go out first."""
+
+    @property
+    def last_words(self) -> bytes: ...
+
+
+class Dialer:
+    """HELLO comes, AUTH goes, the verdict comes."""
+
+    last_words = b""
+
+    def __init__(self, key: NodeKey, expected: bytes | None) -> None:
+        self._key = key
+        self._expected = expected
+        self._handshake: DialerHandshake | None = None
+        self.awaited_bytes = HELLO_BYTES
+
+    def start(self, presented: bytes | None) -> bytes:
+        if presented is not None and self._expected not in (None, presented):
+            raise WrongPeer(f"expected node {short_id(self._expected)}, found {short_id(presented)}")
+        self._handshake = DialerHandshake(self._key, presented or self._expected, os.urandom(NONCE_BYTES))
+        return b""
+
+    def advance(self, frame: bytes) -> tuple[bytes, bytes | None]:
+        handshake = cast(DialerHandshake, self._handshake)
+        if not handshake.accepter:
+            self.awaited_bytes = VERDICT_BYTES
+            return handshake.auth(frame), None
+        handshake.check_verdict(frame)
+        return b"", handshake.accepter
+
+
+class Accepter:
+    """HELLO goes, AUTH comes, the verdict goes."""
+
+    awaited_bytes = AUTH_BYTES
+
+    def __init__(self, key: NodeKey, admits: Admits) -> None:
+        self._admits = admits
+        self._handshake = AccepterHandshake(key, os.urandom(NONCE_BYTES))
+        self.last_words = b""
+
+    def start(self, presented: bytes | None) -> bytes:
+        return self._handshake.hello
+
+    def advance(self, frame: bytes) -> tuple[bytes, bytes | None]:
+        dialer = self._handshake.check_auth(frame)
+        refusal = self._admits(dialer)
+        verdict = self._handshake.verdict(refusal)
+        if refusal is None:
+            return verdict, dialer
+        self.last_words = verdict
+        raise LinkClosed(f"node {short_id(dialer)} was turned away: {refusal}")
+
+
+class Connection(asyncio.Protocol):
+    """A Link over a stream socket. `opened` yields when the handshake is done, and raises when it fails."""
+
+    def __init__(
+        self, handshake: Handshake, handler: LinkHandler, on_settled: Callable[["Connection"], None] | None = None
+    ) -> None:
+        """`on_settled`: called once, when the connection is no longer half open, for good or ill."""
+        self._loop = asyncio.get_running_loop()
+        self._handshake = handshake
+        self._handler = handler
+        self._on_settled = on_settled
+        self._state = State.HANDSHAKE
+        self._transport: asyncio.Transport | None = None
+        self._received = b""  # the beginning of a handshake frame
+        self._channel = Channel()
+        self._is_paused = False
+        self._timer: asyncio.TimerHandle | None = None
+        self.opened: asyncio.Future[None] = self._loop.create_future()
+        self.opened.add_done_callback(_retrieve)
+        self.peer = b""
+
+    def __repr__(self) -> str:
+        return f"<Connection {short_id(self.peer)} {self._state.value}, {self.queued_bytes} bytes queued>"
+
+    # ---------------------------------------------------------------- the link
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._channel.writer.queued_bytes
+
+    def send(self, message: Message, body: Buffer = b"") -> None:
+        if self._state is not State.OPEN:
+            raise LinkClosed(f"the link to node {short_id(self.peer)} is {self._state.value}")
+        self._channel.send(message, body)
+        if not self._is_paused:
+            self._flush()
+
+    def hold(self, session: bytes) -> None:
+        self._channel.hold(session)
+
+    def release(self, session: bytes) -> None:
+        self._channel.release(session)
+        if not self._is_paused:
+            self._flush()
+
+    def close(self) -> None:
+        if self._state is State.OPEN:
+            self._state = State.CLOSING
+            self._timer = self._loop.call_later(CLOSE_TIMEOUT_S, self.abort)
+            self._flush()
+        elif self._state is State.HANDSHAKE:
+            self.abort()
+
+    def abort(self) -> None:
+        if self._state is not State.CLOSED:
+            self._end(LinkClosed("the link was closed"))
+            if self._transport is not None:
+                self._transport.abort()
+
+    # ---------------------------------------------------------------- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if self._state is State.CLOSED:
+            self._transport.abort()
+            return
+        self._transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_LOW_BYTES)
+        self._timer = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._fail, DialFailed("the handshake took too long"))
+        try:
+            first = self._handshake.start(_presented_id(transport))
+        except PotluckError as error:
+            self._fail(error)
+            return
+        if first:
+            self._transport.write(first)
+
+    def data_received(self, data: bytes) -> None:
+        if self._state is State.HANDSHAKE:
+            data = self._shake_hands(data)
+        if data and self._state in (State.OPEN, State.CLOSING):
+            self._receive(data)
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        reason = "closed by the other side" if exc is None else f"connection lost: {exc}"
+        if self._state is State.HANDSHAKE:
+            self._end(DialFailed(f"the handshake was cut short ({reason})"))
+        elif self._state is State.OPEN:
+            self._end(LinkClosed(reason))
+            self._handler.on_lost(self, reason)
+        elif self._state is State.CLOSING:
+            self._end(LinkClosed(reason))
+
+    # ---------------------------------------------------------------- the handshake
+
+    def _shake_hands(self, data: bytes) -> bytes:
+        """Returns what came after the handshake."""
+        data = self._received + data
+        awaited_bytes = self._handshake.awaited_bytes
+        if len(data) < awaited_bytes:
+            self._received = data
+            return b""
+        self._received = b""
+        try:
+            return self._advance(data[:awaited_bytes], data[awaited_bytes:])
+        except PotluckError as error:
+            self._fail(error)
+            return b""
+
+    def _advance(self, frame: bytes, rest: bytes) -> bytes:
+        answer, peer = self._handshake.advance(frame)
+        if answer and rest:
+            raise ProtocolViolation("the other side did not wait for the answer in the handshake")
+        if answer:
+            cast(asyncio.Transport, self._transport).write(answer)
+        if peer is not None:
+            self._open(peer)
+        return rest
+
+    def _open(self, peer: bytes) -> None:
+        self.peer = peer
+        self._state = State.OPEN
+        self._settle()
+        self.opened.set_result(None)
+
+    def _fail(self, error: PotluckError) -> None:
+        """The handshake failed. A dialer that was turned away is told so; anybody else just sees the connection end."""
+        self._end(error)
+        transport = cast(asyncio.Transport, self._transport)
+        if self._handshake.last_words:
+            transport.write(self._handshake.last_words)
+            transport.close()
+            self._loop.call_later(CLOSE_TIMEOUT_S, transport.abort)
+        else:
+            transport.abort()
+
+    def _end(self, error: PotluckError) -> None:
+        self._state = State.CLOSED
+        self._settle()
+        if not self.opened.done():
+            self.opened.set_exception(error)
+
+    def _settle(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._on_settled is not None:
+            self._on_settled(self)
+            self._on_settled = None
+
+    # ---------------------------------------------------------------- frames
+
+    def _receive(self, data: bytes) -> None:
+        try:
+            received = self._channel.receive(data)
+        except ProtocolViolation as violation:
+            self._break(f"protocol violation: {violation}")
+            return
+        for each in received:
+            if self._state is State.OPEN:
+                self._handler.on_message(self, each.message, each.body)
+            self._consumed(each)
+        if not self._is_paused:
+            self._flush()
+
+    def _consumed(self, received: Received) -> None:
+        try:
+            self._channel.consumed(received)
+        except LinkFull as full:
+            self._break(str(full))
+
+    def _break(self, reason: str) -> None:
+        if self._state is State.CLOSED:
+            return
+        is_open = self._state is State.OPEN
+        self.abort()
+        if is_open:
+            self._handler.on_lost(self, reason)
+
+    def _flush(self) -> None:
+        writer = self._channel.writer
+        while (
+            not self._is_paused and self._state in (State.OPEN, State.CLOSING) and (buffers := writer.take(_TAKE_BYTES))
+        ):
+            self._write(buffers)
+        if self._state is State.CLOSING and not writer.queued_bytes:
+            cast(asyncio.Transport, self._transport).close()
+
+    def _write(self, buffers: list[Buffer]) -> None:
+        transport = cast(asyncio.Transport, self._transport)
+        if len(buffers) == 1:
+            transport.write(buffers[0])
+        elif sum(map(len, buffers)) <= _JOIN_BYTES:
+            transport.write(b"".join(buffers))
+        else:
+            transport.writelines(buffers)
+
+
+def _presented_id(transport: asyncio.BaseTransport) -> bytes | None:
+    """The node id in the accepter's certificate, on TLS and for the dialer; an accepter is never shown one."""
+    tls = transport.get_extra_info("ssl_object")
+    if tls is None or tls.server_side:
+        return None
+    return certificate_node_id(tls.getpeercert(binary_form=True) or b"")
+
+
+def _retrieve(future: asyncio.Future[None]) -> None:
+    """Nobody need ask why a connection failed."""
+    if not future.cancelled():
+        future.exception()

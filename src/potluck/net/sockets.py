@@ -1,0 +1,74 @@
+"""Stream sockets set up the way links need them, with the options that each operating system has. Also names and look-ups."""
+
+import asyncio
+import contextlib
+import socket
+
+from potluck.core.errors import BadRequest
+from potluck.net.addresses import format_address, parse_address
+
+BACKLOG = 128
+KEEPALIVE_IDLE_S = 10
+KEEPALIVE_INTERVAL_S = 5
+KEEPALIVE_COUNT = 3
+# A peer that acknowledges nothing for so long is gone. Steps have shorter deadlines; this is for links that nobody waits on.
+UNACKNOWLEDGED_TIMEOUT_S = 20
+# What the kernel may hold beyond what is in flight: nothing overtakes there.
+UNSENT_BYTES = 256 << 10
+
+
+def tune_socket(tcp: socket.socket) -> None:
+    """No delay for small frames; a peer that vanished without a word is noticed."""
+    tcp.setblocking(False)
+    tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
+        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),
+        ("TCP_KEEPCNT", KEEPALIVE_COUNT),
+        ("TCP_USER_TIMEOUT", UNACKNOWLEDGED_TIMEOUT_S * 1000),
+        ("TCP_NOTSENT_LOWAT", UNSENT_BYTES),
+    ):
+        option = getattr(socket, name, None)
+        if option is not None:
+            with contextlib.suppress(OSError):  # known to Python, unknown to this kernel
+                tcp.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+async def connect(address: str) -> socket.socket:
+    """A connected socket: the first of the name's addresses that answers. Raises OSError, the last one's."""
+    host, port = parse_address(address)
+    loop = asyncio.get_running_loop()
+    failure = OSError(f"{host} has no address")
+    for family, _, _, _, target in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        tcp = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            tune_socket(tcp)
+            await loop.sock_connect(tcp, target)
+        except OSError as error:
+            tcp.close()
+            failure = error
+        except BaseException:
+            tcp.close()
+            raise
+        else:
+            return tcp
+    raise failure
+
+
+async def bind(address: str) -> socket.socket:
+    """A listening socket. Raises BadRequest when the address cannot be bound."""
+    host, port = parse_address(address)
+    loop = asyncio.get_running_loop()
+    try:
+        family, _, _, _, target = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
+        listening = socket.create_server(target[:2], family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise BadRequest(f"cannot listen on {address}: {error.strerror or error}") from error
+    listening.setblocking(False)
+    return listening
+
+
+def bound_address(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return format_address(host, port)

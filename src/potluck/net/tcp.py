@@ -1,0 +1,145 @@
+"""Links over plain TCP: authenticated like any, but neither secret nor safe from tampering.
+
+For loopback, tests and measurements; tls.py adds what a network needs.
+"""
+
+import asyncio
+import socket
+import ssl
+from typing import Any
+
+from potluck.core.errors import DialFailed
+from potluck.identity.keys import NodeKey, short_id
+from potluck.net.connection import CLOSE_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, Accepter, Connection, Dialer
+from potluck.net.link import Admits, LinkHandler
+from potluck.net.sockets import bind, bound_address, connect, tune_socket
+
+MAX_HALF_OPEN = 64
+_ACCEPT_PAUSE_S = 0.1
+
+
+class TcpTransport:
+    """Makes links for one node. Subclasses add TLS."""
+
+    def __init__(self, key: NodeKey, admits: Admits) -> None:
+        """`admits`: asked about each dialer once its id is proven, and before anything else of it is parsed."""
+        self._key = key
+        self._admits = admits
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {short_id(self._key.node_id)}>"
+
+    async def dial(self, address: str, node: bytes | None, handler: LinkHandler, timeout_s: float) -> Connection:
+        """See Transport.dial."""
+        connection = Connection(Dialer(self._key, node), handler)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._connect(address, connection)
+                await connection.opened
+        except TimeoutError as error:
+            connection.abort()
+            raise DialFailed(f"{address} did not answer within {timeout_s:g} s") from error
+        except OSError as error:
+            connection.abort()
+            raise DialFailed(f"cannot reach {address}: {error.strerror or error}") from error
+        except BaseException:
+            connection.abort()
+            raise
+        return connection
+
+    async def _connect(self, address: str, connection: Connection) -> None:
+        tcp = await connect(address)
+        context = self._dialer_context()
+        name = "" if context else None  # no name is sent: the node's id is what counts
+        options = _tls_options(context)
+        await asyncio.get_running_loop().create_connection(
+            lambda: connection, sock=tcp, server_hostname=name, **options
+        )
+
+    async def listen(self, address: str, handler: LinkHandler) -> "TcpListener":
+        """See Transport.listen."""
+        return TcpListener(await bind(address), self._key, self._admits, handler, self._accepter_context())
+
+    def _dialer_context(self) -> ssl.SSLContext | None:
+        return None
+
+    def _accepter_context(self) -> ssl.SSLContext | None:
+        return None
+
+
+class TcpListener:
+    """Accepts connections until closed. Those that have not authenticated are few, and the oldest makes room for the next."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        key: NodeKey,
+        admits: Admits,
+        handler: LinkHandler,
+        context: ssl.SSLContext | None,
+    ) -> None:
+        self.address = bound_address(listening)
+        self._listening = listening
+        self._key = key
+        self._admits = admits
+        self._handler = handler
+        self._context = context
+        self._half_open: dict[Connection, asyncio.Task[None]] = {}  # oldest first
+        self._accepting = asyncio.get_running_loop().create_task(self._accept())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.address}, {len(self._half_open)} half open>"
+
+    @property
+    def half_open(self) -> int:
+        """Connections that have not authenticated yet."""
+        return len(self._half_open)
+
+    def close(self) -> None:
+        self._accepting.cancel()
+        self._listening.close()
+        for connection in list(self._half_open):
+            self._drop(connection)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                tcp, _ = await loop.sock_accept(self._listening)
+                tune_socket(tcp)
+            except OSError:  # out of file handles, or gone already; those that wait keep waiting
+                await asyncio.sleep(_ACCEPT_PAUSE_S)
+                continue
+            self._take(tcp)
+
+    def _take(self, tcp: socket.socket) -> None:
+        if len(self._half_open) >= MAX_HALF_OPEN:
+            self._drop(next(iter(self._half_open)))
+        connection = Connection(Accepter(self._key, self._admits), self._handler, self._settled)
+        self._half_open[connection] = asyncio.get_running_loop().create_task(self._set_up(connection, tcp))
+
+    async def _set_up(self, connection: Connection, tcp: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(lambda: connection, tcp, **_tls_options(self._context))
+        except OSError:  # no TLS, or not in time: whoever it was gets no answer
+            connection.abort()
+        except BaseException:
+            connection.abort()
+            tcp.close()
+            raise
+
+    def _settled(self, connection: Connection) -> None:
+        self._half_open.pop(connection, None)
+
+    def _drop(self, connection: Connection) -> None:
+        task = self._half_open.get(connection)
+        connection.abort()
+        if task is not None:
+            task.cancel()
+
+
+def _tls_options(context: ssl.SSLContext | None) -> dict[str, Any]:
+    if context is None:
+        return {}
+    return {"ssl": context, "ssl_handshake_timeout": HANDSHAKE_TIMEOUT_S, "ssl_shutdown_timeout": CLOSE_TIMEOUT_S}

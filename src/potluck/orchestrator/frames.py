@@ -1,0 +1,51 @@
+"""What a generation tells whoever asked for it: tokens, and diagnostics about the shards that make them. Pure data."""
+
+from typing import Literal
+
+import msgspec
+
+
+class TokenDelta(msgspec.Struct, frozen=True, tag="token_delta", tag_field="type"):
+    """One accepted token; its text is the reader's business, who has the tokenizer."""
+
+    token: int
+    position: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class ShardStatus(msgspec.Struct, frozen=True, tag="shard_status", tag_field="type"):
+    shard_id: str
+    node: str
+    status: Literal["ok", "degraded"]
+    reason: str = ""
+
+
+class ShardFailover(msgspec.Struct, frozen=True, tag="shard_failover", tag_field="type"):
+    """A lost shard has been replaced and the answer goes on. `method`: how the new one got its KV."""
+
+    lost: tuple[str, ...]
+    replaced_by: tuple[str, ...]
+    epoch: int
+    pause_ms: float
+    replayed_tokens: int
+    method: Literal["replay", "re-prefill", "none"]
+
+
+class PipelineAborted(msgspec.Struct, frozen=True, tag="pipeline_aborted", tag_field="type"):
+    """The end where nothing else helped; what was generated is with the reader already."""
+
+    code: str
+    message: str
+    generated_tokens: int
+
+
+class Finished(msgspec.Struct, frozen=True, tag="finished", tag_field="type"):
+    """The end. `reason` is `stop`, `length` or `cancelled`."""
+
+    reason: Literal["stop", "length", "cancelled"]
+    generated_tokens: int
+    failovers: int
+
+
+StreamFrame = TokenDelta | ShardStatus | ShardFailover | PipelineAborted | Finished

@@ -1,0 +1,604 @@
+"""One generation, decided without I/O: messages, losses and the clock in; messages and frames out.
+
+It owns the journal (prompt and accepted tokens), the only thing that must survive. Whatever breaks, the pipeline is rebuilt under a
+new epoch, cut back to the journal, fed what it lacks, and goes on with the same token. Sampling is a pure function of the
+journal, so nothing that was delivered can change and nothing that follows can differ.
+"""
+
+import enum
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from potluck.core.limits import (
+    DISTRIBUTED_FALLBACK_TO_LOCAL_AFTER_FAILURES,
+    DISTRIBUTED_SHARD_HEALTH_TIMEOUT_S,
+    RING_CREDIT_TOKENS,
+)
+from potluck.core.sampling_params import SamplingParams
+from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover, ShardStatus, StreamFrame, TokenDelta
+from potluck.orchestrator.recovery import Feed, HeadStage, plan_rebuild, spread_emptiness
+from potluck.planner.cover import Placed
+from potluck.wire.effects import SendTo
+from potluck.wire.messages import (
+    Boundary,
+    Close,
+    Credit,
+    Fault,
+    Hop,
+    Message,
+    Open,
+    Opened,
+    Probe,
+    Probed,
+    Refused,
+    Replay,
+    Result,
+    Rewire,
+    Rewired,
+    Sampler,
+    Step,
+    Wiring,
+)
+
+
+class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How patient a head is, and how it feeds a pipeline. Durations in seconds."""
+
+    prefill_chunk: int = 128
+    prefill_window: int = 4
+    uses_ring: bool = True
+    ring_credits: int = RING_CREDIT_TOKENS
+    keeps_outbox: bool = True
+    probe_after_s: float = 0.25  # without progress; or six times the usual step, whichever is longer
+    probe_patience_s: float = 0.5  # a daemon that does not answer for so long is gone
+    worker_patience_s: float = 0.5  # a worker that is silent for so long at work is frozen
+    stall_timeout_s: float = DISTRIBUTED_SHARD_HEALTH_TIMEOUT_S
+    holder_wait_s: float = 5.0  # where nobody holds some layers, for a holder to come back
+    fallback_after: int = DISTRIBUTED_FALLBACK_TO_LOCAL_AFTER_FAILURES
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be generated, in tokens."""
+
+    model: str
+    weights_sha256: str
+    arithmetic: int
+    layer_count: int
+    prompt: tuple[int, ...]
+    max_tokens: int
+    params: SamplingParams
+    eos: tuple[int, ...]
+    choice: int = 0
+    boundaries: tuple[Boundary, ...] = ()
+
+
+class Phase(enum.Enum):
+    """FORMING: waiting for OPENED and REWIRED of an epoch; WAITING: nobody holds some layers; RUNNING; ENDED."""
+
+    NEW = "new"
+    FORMING = "forming"
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass
+class _InFlight:
+    stop: int
+    sent_s: float
+
+
+@dataclass
+class _Probing:
+    """One round of questions to every stage: who has answered, and how."""
+
+    started_s: float
+    nonce: int
+    answers: dict[bytes, Probed] = field(default_factory=dict)
+
+
+@dataclass
+class _Outage:
+    """From the first sign of trouble to the next token: what the failover frame will report."""
+
+    began_s: float
+    lost: list[str] = field(default_factory=list)
+    replayed: int = 0
+    method: str = "none"
+
+
+# Chooses a covering pipeline for the whole model, keeping the given stages where they are; None where there is none.
+Repick = Callable[[Sequence[Placed | None], frozenset[bytes], bool], list[list[Placed]] | None]
+
+
+class Generation:
+    """The head's side of one session. `repick(kept, excluded, local_allowed)` gives replacements for each gap (None) in `kept`."""
+
+    def __init__(
+        self, request: GenerationRequest, pipeline: Sequence[Placed], repick: Repick, settings: GenerationSettings,
+        new_session_id: Callable[[], bytes], head: bytes,
+    ) -> None:  # fmt: skip
+        self.request, self.settings = request, settings
+        self.tokens = list(request.prompt)
+        self.epoch = 0
+        self.phase = Phase.NEW
+        self.failovers = 0
+        self.counters: Counter[str] = Counter()
+        self.step_s: list[float] = []  # one entry per decoded token, for the caller's breakdown
+        self.compute_us: list[int] = []
+        self._head = head
+        self._repick = repick
+        self._new_session_id = new_session_id
+        self._stages = [HeadStage(placed, new_session_id()) for placed in pipeline]
+        self._effects: list[SendTo] = []
+        self._frames: deque[StreamFrame] = deque()
+        self._awaiting: set[bytes] = set()
+        self._feeds: list[Feed] = []
+        self._confirmed = 0  # positions that every stage is known to have
+        self._sent = 0
+        self._is_ring_running = False
+        self._in_flight: deque[_InFlight] = deque()
+        self._usual_step_s = sum(placed.step_us for placed in pipeline) / 1e6
+        self._progress_s = 0.0
+        self._progress_probe_s = 0.0
+        self._probing: _Probing | None = None
+        self._nonce = 0
+        self._excluded: set[bytes] = set()
+        self._fruitless = 0
+        self._outage: _Outage | None = None
+        self._waiting_since_s = 0.0
+        self._credit_owed = 0
+        self._unread = 0
+        self._last_refusal = ("shard_unavailable", "no shard covers some layers")
+
+    def __repr__(self) -> str:
+        stages = ", ".join(stage.name for stage in self._stages)
+        return f"<Generation {self.phase.value} epoch {self.epoch} {len(self.tokens)} tokens over {stages}>"
+
+    # ------------------------------------------------------------ outside
+
+    def take_effects(self) -> list[SendTo]:
+        effects, self._effects = self._effects, []
+        return effects
+
+    def take_frames(self) -> list[StreamFrame]:
+        frames = list(self._frames)
+        self._frames.clear()
+        return frames
+
+    @property
+    def generated(self) -> list[int]:
+        return self.tokens[len(self.request.prompt) :]
+
+    @property
+    def stages(self) -> tuple[Placed, ...]:
+        return tuple(stage.placed for stage in self._stages)
+
+    @property
+    def sessions(self) -> tuple[bytes, ...]:
+        return tuple(stage.session for stage in self._stages)
+
+    @property
+    def is_ended(self) -> bool:
+        return self.phase is Phase.ENDED
+
+    def start(self, now_s: float) -> None:
+        assert self.phase is Phase.NEW
+        self._progress(now_s)
+        self._form(now_s)
+
+    def consumed(self, count: int, now_s: float) -> None:
+        """The reader has taken `count` tokens: so many more may be made."""
+        self._unread -= count
+        self._credit_owed += count
+        if self.phase is not Phase.RUNNING:
+            return
+        if self._credit_owed >= max(1, self.settings.ring_credits // 2):
+            self._give_credit(self._credit_owed)
+            self._credit_owed = 0
+        self._pump(now_s)
+
+    def cancel(self) -> None:
+        self._end(Finished("cancelled", len(self.generated), self.failovers))
+
+    def next_wake_s(self) -> float:
+        """When `on_time` wants to be called, at the latest."""
+        if self.phase is Phase.WAITING:
+            return self._waiting_since_s + self.settings.holder_wait_s
+        if self._probing is not None:
+            return self._probing.started_s + self.settings.probe_patience_s
+        return self._progress_probe_s + self._probe_after_s()
+
+    def on_candidates(self, now_s: float) -> None:
+        """The set of shards that can be reached has changed; somebody who was missing may be back."""
+        if self.phase is Phase.WAITING:
+            self._rebuild(now_s)
+
+    def on_returned(self, node: bytes, now_s: float) -> None:
+        """A node that was lost has been reached again."""
+        self._excluded.discard(node)
+        self.on_candidates(now_s)
+
+    # ------------------------------------------------------------ forming an epoch
+
+    def _form(self, now_s: float) -> None:
+        """Opens new stages and rewires those that stay; steps flow when all have answered."""
+        self._rename_unanswered()
+        self.counters["recomputed_stages"] += len(spread_emptiness(self._stages))
+        plan = plan_rebuild(self._stages, self._confirmed)
+        self._feeds = plan.feeds
+        self.phase = Phase.FORMING
+        self._in_flight.clear()
+        self._probing = None
+        self._is_ring_running = False
+        self._awaiting = {stage.session for stage in self._stages}
+        for index, stage in enumerate(self._stages):
+            wiring = self._wiring(index, plan.forward_from[index])
+            sampler = self._sampler() if stage.placed.stage.has_output else None
+            if stage.is_new:
+                self._send(stage, self._open(stage, wiring, sampler))
+            else:
+                length = 0 if stage.is_empty else self._confirmed
+                self._send(stage, Rewire(stage.session, self.epoch, length, wiring, sampler))
+        self._progress(now_s)
+
+    def _rename_unanswered(self) -> None:
+        """A stage that was asked to open in an older epoch and has not answered is asked anew, as another session."""
+        for stage in self._stages:
+            if stage.is_new and stage.is_asked:
+                self._send(stage, Close(stage.session))
+                stage.session = self._new_session_id()
+            stage.is_asked = True
+
+    def _open(self, stage: HeadStage, wiring: Wiring, sampler: Sampler | None) -> Open:
+        request = self.request
+        positions = len(request.prompt) + request.max_tokens
+        return Open(
+            stage.session, self.epoch, request.model, request.weights_sha256, request.arithmetic, stage.placed.stage, positions,
+            wiring, request.boundaries, sampler, self.settings.keeps_outbox,
+        )  # fmt: skip
+
+    def _sampler(self) -> Sampler:
+        request = self.request
+        limit = len(request.prompt) + request.max_tokens
+        return Sampler(request.params, request.choice, len(request.prompt), tuple(self.tokens), request.eos, limit)
+
+    def _wiring(self, index: int, forward_from: int) -> Wiring:
+        count = len(self._stages)
+        is_first, is_last = index == 0, index == count - 1
+        uses_ring = self.settings.uses_ring
+        return Wiring(
+            None if is_first else self._stages[index - 1].placed.node,
+            None if is_last else self._hop(index + 1),
+            self._hop(0) if is_last and uses_ring else None,
+            self._stages[-1].placed.node if is_first and uses_ring else None,
+            forward_from,
+            count,
+        )
+
+    def _hop(self, index: int) -> Hop:
+        stage = self._stages[index]
+        return Hop(stage.placed.node, stage.placed.address, stage.session)
+
+    def _on_answer(self, stage: HeadStage, message: Opened | Rewired, now_s: float) -> None:
+        if message.epoch != self.epoch or self.phase is not Phase.FORMING:
+            self.counters["stale_epoch"] += 1
+            return
+        stage.is_new = False
+        stage.has_outbox = self.settings.keeps_outbox and not stage.placed.stage.has_output
+        if isinstance(message, Rewired):
+            stage.has_outbox = stage.has_outbox and message.outbox_from == 0
+            if message.length < (0 if stage.is_empty else self._confirmed):
+                stage.is_empty = True  # it knows less than it should: everything it has is recomputed
+                return self._again(now_s)
+        self._progress(now_s)
+        self._awaiting.discard(stage.session)
+        if not self._awaiting:
+            self._run(now_s)
+        return None
+
+    def _again(self, now_s: float) -> None:
+        self.epoch += 1
+        self._form(now_s)
+
+    def _run(self, now_s: float) -> None:
+        """Every stage is in place: feed what is empty, then go on where the journal ends."""
+        for feed in self._feeds:
+            if feed.source is not None and not self._stages[feed.source].has_outbox:
+                # Learned only now: the stage before cannot replay. The next epoch recomputes it as well.
+                return self._again(now_s)
+        for feed in self._feeds:
+            self._feed(feed)
+        for stage in self._stages:
+            stage.is_empty = False
+        self.phase = Phase.RUNNING
+        self._sent = self._confirmed
+        self._progress(now_s)
+        if self.settings.uses_ring:
+            self._credit_owed = 0
+            self._give_credit(max(1, self.settings.ring_credits - self._unread))
+        return self._pump(now_s)
+
+    def _feed(self, feed: Feed) -> None:
+        resume = self._confirmed
+        if self._outage is not None:
+            self._outage.replayed = max(self._outage.replayed, resume)
+            self._outage.method = "re-prefill" if feed.source is None and feed.first == 0 and resume else "replay"
+        if feed.source is not None:
+            source = self._stages[feed.source]
+            self._send(source, Replay(source.session, self.epoch, 0, resume))
+            return
+        chunk = max(self.settings.prefill_chunk, -(-resume // 32))
+        for start in range(0, resume, chunk):
+            self._send_tokens(start, min(start + chunk, resume), chooses=False)
+
+    def _give_credit(self, tokens: int) -> None:
+        if self.settings.uses_ring and tokens > 0:
+            last = self._stages[-1]
+            self._send(last, Credit(last.session, self.epoch, tokens))
+
+    # ------------------------------------------------------------ running
+
+    def _pump(self, now_s: float) -> None:
+        """Sends what the journal has and the pipeline has not, a few chunks ahead; the ring takes over after the prompt."""
+        settings = self.settings
+        while (
+            self._sent < len(self.tokens)
+            and len(self._in_flight) < settings.prefill_window
+            and not self._is_ring_running
+            and (settings.uses_ring or self._unread < settings.ring_credits)
+        ):
+            stop = min(self._sent + settings.prefill_chunk, len(self.tokens))
+            chooses = stop == len(self.tokens)
+            self._send_tokens(self._sent, stop, chooses=chooses)
+            self._in_flight.append(_InFlight(stop, now_s))
+            self._sent = stop
+            self._is_ring_running = chooses and settings.uses_ring
+
+    def _send_tokens(self, start: int, stop: int, *, chooses: bool) -> None:
+        stage = self._stages[0]
+        body = b"".join(token.to_bytes(4, "little") for token in self.tokens[start:stop])
+        self._send(stage, Step(stage.session, self.epoch, start, stop - start, 0, None, chooses), body)
+
+    def on_message(self, node: bytes, message: Message, now_s: float) -> None:
+        """From an authenticated node. What does not come from the stage whose session it names is counted and dropped."""
+        if self.is_ended:
+            return None
+        stage = self._stage_of(node, getattr(message, "session", b""))
+        if stage is None:
+            self.counters["unknown_session"] += 1
+            return None
+        if isinstance(message, Result):
+            return self._on_result(stage, message, now_s)
+        if isinstance(message, Opened | Rewired):
+            return self._on_answer(stage, message, now_s)
+        if isinstance(message, Refused):
+            return self._on_refused(stage, message, now_s)
+        if isinstance(message, Fault):
+            return self._on_fault(stage, message, now_s)
+        if isinstance(message, Probed):
+            return self._on_probed(stage, message, now_s)
+        self.counters["unexpected_message"] += 1
+        return None
+
+    def _stage_of(self, node: bytes, session: bytes) -> HeadStage | None:
+        return next((s for s in self._stages if s.session == session and s.placed.node == node), None)
+
+    def _on_result(self, stage: HeadStage, message: Result, now_s: float) -> None:
+        if message.epoch != self.epoch or stage is not self._stages[-1] or self.phase is not Phase.RUNNING:
+            self.counters["stale_epoch"] += 1
+            return
+        expected = len(self.tokens) if message.token is not None else None
+        if message.position <= self._confirmed or (expected is not None and message.position != expected):
+            self.counters["unexpected_position"] += 1
+            return
+        self._confirmed = message.position
+        while self._in_flight and self._in_flight[0].stop <= message.position:
+            self._in_flight.popleft()
+        if message.token is not None:
+            self._note_step(now_s - self._progress_s, message.compute_us)
+            self._accept(message, now_s)
+        self._progress(now_s)
+        if not self.is_ended:
+            self._pump(now_s)
+
+    def _note_step(self, seconds: float, compute_us: int) -> None:
+        self.step_s.append(seconds)
+        self.compute_us.append(compute_us)
+        self._usual_step_s = seconds if self._usual_step_s == 0 else 0.8 * self._usual_step_s + 0.2 * min(seconds, 1.0)
+
+    def _accept(self, message: Result, now_s: float) -> None:
+        assert message.token is not None
+        self._recovered(now_s)
+        self.tokens.append(message.token)
+        self._unread += 1
+        is_end = message.token in self.request.eos
+        if not is_end:
+            self._frames.append(TokenDelta(message.token, message.position, message.logprob, message.top))
+        if is_end or len(self.generated) >= self.request.max_tokens:
+            self._end(Finished("stop" if is_end else "length", len(self.generated), self.failovers))
+
+    def _recovered(self, now_s: float) -> None:
+        self._fruitless = 0
+        outage, self._outage = self._outage, None
+        if outage is None:
+            return
+        self.failovers += 1
+        names = tuple(stage.name for stage in self._stages)
+        self._frames.append(
+            ShardFailover(
+                tuple(outage.lost), names, self.epoch, (now_s - outage.began_s) * 1000, outage.replayed,
+                outage.method,  # type: ignore[arg-type]
+            )
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ trouble
+
+    def on_lost(self, node: bytes, reason: str, now_s: float) -> None:
+        """The link to a node broke."""
+        if self.phase not in (Phase.NEW, Phase.ENDED):  # who is lost before the start is found lost when asked to open
+            self._fail([s for s in self._stages if s.placed.node == node], f"connection lost: {reason}", now_s)
+
+    def _on_fault(self, stage: HeadStage, message: Fault, now_s: float) -> None:
+        if message.epoch != self.epoch and message.culprit != stage.placed.node:
+            self.counters["stale_epoch"] += 1
+            return
+        self.counters[message.code] += 1
+        if message.code == "outbox_dropped":
+            stage.has_outbox = False
+            self._restart_after(stage, now_s)
+            return
+        if message.culprit == self._head:
+            self._abort("bad_request", message.message)
+            return
+        culprits = [s for s in self._stages if s.placed.node == message.culprit] or [stage]
+        self._fail(culprits, message.message, now_s)
+
+    def _restart_after(self, stage: HeadStage, now_s: float) -> None:
+        """A replay was not possible after all: what follows `stage` starts empty, and `spread_emptiness` does the rest."""
+        following = self._stages.index(stage) + 1
+        if following < len(self._stages):
+            self._stages[following].is_empty = True
+        self._again(now_s)
+
+    def _on_refused(self, stage: HeadStage, message: Refused, now_s: float) -> None:
+        if message.epoch != self.epoch:
+            return
+        self._last_refusal = (message.code, message.message)
+        self._fail([stage], f"refused: {message.message}", now_s)
+
+    def _fail(self, stages: Sequence[HeadStage], reason: str, now_s: float) -> None:
+        """These stages are lost: say so, and rebuild without their nodes."""
+        if not stages:
+            return
+        if self._outage is None:
+            self._outage = _Outage(self._progress_s)
+        for stage in stages:
+            self._outage.lost.append(stage.name)
+            self._excluded.add(stage.placed.node)
+            self._frames.append(ShardStatus(stage.name, stage.placed.node.hex(), "degraded", reason))
+            # Where it still lives it must not keep KV for a session that has moved on.
+            self._send(stage, Close(stage.session))
+        self._fruitless += 1
+        self._rebuild(now_s)
+
+    def _rebuild(self, now_s: float) -> None:
+        kept = [None if s.placed.node in self._excluded else s.placed for s in self._stages]
+        allows_local = self._fruitless > self.settings.fallback_after
+        groups = self._repick(kept, frozenset(self._excluded), allows_local)
+        if groups is None and not allows_local:
+            groups = self._repick(kept, frozenset(self._excluded), True)
+        if groups is None:
+            return self._wait(now_s)
+        self._stages = self._merged(groups)
+        self.epoch += 1
+        return self._form(now_s)
+
+    def _merged(self, groups: list[list[Placed]]) -> list[HeadStage]:
+        """One group per old stage: itself where it stays, its replacements where it does not."""
+        stages: list[HeadStage] = []
+        for old, group in zip(self._stages, groups, strict=True):
+            if len(group) == 1 and group[0] == old.placed:
+                stages.append(old)
+            else:
+                stages += [HeadStage(placed, self._new_session_id()) for placed in group]
+        return stages
+
+    def _wait(self, now_s: float) -> None:
+        """Nobody holds some layers. Survivors keep their KV; the stream stays open for a while."""
+        if self.phase is not Phase.WAITING:
+            self._waiting_since_s = now_s
+        self.phase = Phase.WAITING
+        self._probing = None
+        if now_s - self._waiting_since_s >= self.settings.holder_wait_s:
+            self._abort(*self._last_refusal)
+
+    def on_time(self, now_s: float) -> None:
+        """Called at or after `next_wake_s`, and harmless at any other time."""
+        if self.is_ended:
+            return
+        if self.phase is Phase.WAITING:
+            if now_s - self._waiting_since_s >= self.settings.holder_wait_s:
+                self._abort(*self._last_refusal)
+        elif self._probing is not None:
+            if now_s - self._probing.started_s >= self.settings.probe_patience_s:
+                self._judge(now_s)
+        elif self._is_reader_slow():
+            self._progress(now_s)
+        elif now_s - self._progress_probe_s >= self._probe_after_s():
+            self._probe(now_s)
+
+    def _is_reader_slow(self) -> bool:
+        """No progress because the reader does not read: nobody's fault."""
+        return self.phase is Phase.RUNNING and self._unread >= self.settings.ring_credits
+
+    def _probe_after_s(self) -> float:
+        return max(self.settings.probe_after_s, 6.0 * self._usual_step_s)
+
+    def _probe(self, now_s: float) -> None:
+        self._nonce += 1
+        self._probing = _Probing(now_s, self._nonce)
+        for stage in self._stages:
+            self._send(stage, Probe(stage.session, self._nonce))
+
+    def _on_probed(self, stage: HeadStage, message: Probed, now_s: float) -> None:
+        probing = self._probing
+        if probing is None or message.nonce != probing.nonce:
+            return
+        probing.answers[stage.session] = message
+        if len(probing.answers) == len(self._stages):
+            self._judge(now_s)
+
+    def _judge(self, now_s: float) -> None:
+        """Who does not answer is gone; whose worker is silent at work is frozen; nobody moving for very long is a stall."""
+        assert self._probing is not None
+        answers, self._probing = self._probing.answers, None
+        self._progress_probe_s = now_s
+        dead = [stage for stage in self._stages if not self._looks_alive(stage, answers.get(stage.session))]
+        if dead:
+            return self._fail(dead, "does not answer", now_s)
+        if now_s - self._progress_s >= self.settings.stall_timeout_s:
+            stalled = self._located(answers)
+            self._last_refusal = ("pipeline_stalled", "no progress within the time allowed")
+            return self._fail([stalled], "made no progress", now_s)
+        return None
+
+    def _looks_alive(self, stage: HeadStage, answer: Probed | None) -> bool:
+        if answer is None:
+            return False
+        if stage.session in self._awaiting and stage.is_new:
+            return True  # still being opened, perhaps loading
+        is_silent = answer.worker_idle_us > self.settings.worker_patience_s * 1e6
+        return answer.is_known and not is_silent
+
+    def _located(self, answers: dict[bytes, Probed]) -> HeadStage:
+        """The stage that has taken more than it has given; or the first that lacks what its predecessor has given."""
+        given = self._sent
+        for stage in self._stages:
+            answer = answers[stage.session]
+            if answer.position_in > answer.position_out or answer.position_in < given:
+                return stage
+            given = answer.position_out
+        return self._stages[-1]
+
+    # ------------------------------------------------------------ the end
+
+    def _abort(self, code: str, message: str) -> None:
+        self._end(PipelineAborted(code, message, len(self.generated)))
+
+    def _end(self, frame: StreamFrame) -> None:
+        if self.is_ended:
+            return
+        self.phase = Phase.ENDED
+        for stage in self._stages:
+            self._send(stage, Close(stage.session))
+        self._frames.append(frame)
+
+    def _progress(self, now_s: float) -> None:
+        self._progress_s = self._progress_probe_s = now_s
+
+    def _send(self, stage: HeadStage, message: Message, body: bytes = b"") -> None:
+        self._effects.append(SendTo(stage.placed.node, stage.placed.address, message, body))

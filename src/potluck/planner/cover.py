@@ -1,0 +1,87 @@
+"""Which shards together cover a model's layers. Pure: no I/O, no clock, no randomness."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from potluck.wire.messages import Stage
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A stage that some node offers. Lower `cost` and `queue_depth` are better; ids break ties, so that every node agrees."""
+
+    node: bytes
+    address: str
+    stage: Stage
+    queue_depth: int = 0
+    step_us: int = 0
+    is_local: bool = False  # on the same LAN, or in this process
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """One stage of a pipeline, and who runs it."""
+
+    node: bytes
+    address: str
+    stage: Stage
+    step_us: int = 0
+
+
+def greedy_cover(candidates: Sequence[Candidate], wanted: Stage) -> list[Placed] | None:
+    """From the first uncovered layer on, the shard with the shortest queue that has it (then: local, reaching furthest).
+
+    Ranges may overlap among candidates; of each only the part that is needed is used. None where some layer has no holder.
+    """
+    placed: list[Placed] = []
+    cursor = wanted.start
+    needs_embedding = wanted.has_embedding
+    while True:
+        fitting = [c for c in candidates if _continues(c.stage, cursor, wanted, needs_embedding)]
+        if not fitting:
+            return None
+        best = min(fitting, key=lambda c: _preference(c, wanted))
+        stop = min(best.stage.stop, wanted.stop)
+        is_last = stop == wanted.stop and (best.stage.has_output or not wanted.has_output)
+        stage = Stage(cursor, stop, needs_embedding, is_last and wanted.has_output)
+        placed.append(Placed(best.node, best.address, stage, _share(best, stage)))
+        if is_last:
+            return placed
+        cursor, needs_embedding = stop, False
+
+
+def _continues(stage: Stage, cursor: int, wanted: Stage, needs_embedding: bool) -> bool:
+    """Whether `stage` can go on at `cursor` and brings us further."""
+    if needs_embedding and not stage.has_embedding:
+        return False
+    if not stage.start <= cursor <= stage.stop:
+        return False
+    finishes = stage.stop >= wanted.stop and (stage.has_output or not wanted.has_output)
+    return stage.stop > cursor or finishes or (needs_embedding and stage.stop == cursor)
+
+
+def _preference(candidate: Candidate, wanted: Stage) -> tuple[int, bool, bool, int, bytes]:
+    finishes = candidate.stage.has_output or not wanted.has_output
+    return (candidate.queue_depth, not candidate.is_local, not finishes, -candidate.stage.stop, candidate.node)
+
+
+def _share(candidate: Candidate, stage: Stage) -> int:
+    whole = max(1, candidate.stage.stop - candidate.stage.start)
+    return candidate.step_us * (stage.stop - stage.start) // whole
+
+
+def check_tiling(stages: Sequence[Stage], layer_count: int) -> str | None:
+    """What is wrong with these stages as a pipeline of a whole model; None where nothing is."""
+    if not stages:
+        return "a pipeline needs at least one shard"
+    if stages[0].start != 0 or not stages[0].has_embedding:
+        return "the first shard must begin at layer 0 and own the embedding"
+    if stages[-1].stop != layer_count or not stages[-1].has_output:
+        return f"the last shard must reach layer {layer_count - 1} and own the output"
+    for before, after in zip(stages, stages[1:], strict=False):
+        if after.start > before.stop:
+            return f"nobody holds layers {before.stop}-{after.start - 1}"
+        if after.start < before.stop:
+            return f"layers {after.start}-{before.stop - 1} are in two shards of one pipeline"
+        if before.has_output or after.has_embedding:
+            return "only the last shard has the output, and only the first the embedding"
+    return None

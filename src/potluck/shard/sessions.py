@@ -1,0 +1,76 @@
+"""One session on one shard: its phase, its place in the pipeline and what waits to be computed. Pure state."""
+
+import enum
+from collections import deque
+from dataclasses import dataclass, field
+
+from potluck.wire.messages import Boundary, Codec, Hop, Open, Sampler, Stage, Step, Wiring
+
+
+class Phase(enum.Enum):
+    """OPENING until the worker has reserved KV; ACTIVE until CLOSE, a lost head or a lost worker, after which it is gone."""
+
+    OPENING = "opening"
+    ACTIVE = "active"
+
+
+@dataclass
+class Waiting:
+    """A step that has been accepted and not yet computed."""
+
+    step: Step
+    body: bytes
+
+
+@dataclass
+class ShardSession:
+    """`length_in` positions were accepted in this epoch, `length_out` of them computed; both fall back at a rewire."""
+
+    id: bytes
+    head: bytes
+    epoch: int
+    stage: Stage
+    wiring: Wiring
+    positions: int
+    boundaries: tuple[Boundary, ...]
+    sampler: Sampler | None
+    keeps_outbox: bool
+    phase: Phase = Phase.OPENING
+    length_in: int = 0
+    length_out: int = 0
+    waiting: deque[Waiting] = field(default_factory=deque)
+    is_running: bool = False
+    credits: int = 0
+    held_token: Waiting | None = None  # chosen, and waiting for the ring's credit
+
+    @classmethod
+    def of(cls, message: Open, head: bytes) -> "ShardSession":
+        return cls(
+            message.session, head, message.epoch, message.stage, message.wiring, message.positions, message.boundaries,
+            message.sampler, message.keeps_outbox,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return (
+            f"<ShardSession {self.id.hex()[:8]} {self.phase.value} epoch {self.epoch} layers {self.stage.start}-{self.stage.stop - 1} "
+            f"in {self.length_in} out {self.length_out} waiting {len(self.waiting)}>"
+        )
+
+    def codec_at(self, layer: int) -> Codec:
+        """How activations that enter `layer` are rounded in this session."""
+        return next((boundary.codec for boundary in self.boundaries if boundary.layer == layer), "fp32")
+
+    @property
+    def output_codec(self) -> Codec | None:
+        """How this stage's activations travel; None where it owns the output and only tokens leave it."""
+        return None if self.stage.has_output else self.codec_at(self.stage.stop)
+
+    def may_feed(self, node: bytes) -> bool:
+        """Whether steps may come from `node`: the neighbour named by the head, or the head itself."""
+        if self.wiring.previous is not None:
+            return node == self.wiring.previous
+        return node == self.head or node == self.wiring.ring_from
+
+    @property
+    def next(self) -> Hop | None:
+        return self.wiring.next

@@ -1,0 +1,199 @@
+"""A worker process as the daemon sees it: started, spoken to, watched, ended. Knows the worker by its module's name only.
+
+Callbacks are plain functions, called on the loop. The daemon imports nothing of the engine through this module.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import cast
+
+from potluck.core.errors import ProtocolViolation
+from potluck.wire.work import FromWorker, Load, OpenSession, Ping, Pong, RunBatch, ToWorker
+from potluck.wire.work_frames import encode, from_worker_decoder
+from potluck.wire.worker_settings import WorkerSettings
+
+OnMessage = Callable[[FromWorker, bytes], None]
+OnLost = Callable[[str], None]
+
+PING_INTERVAL_S = 0.1
+_END_GRACE_S = 1.0  # after its stream has closed, a worker has this long to be gone
+_LOOK_S = 0.005
+_LOG = logging.getLogger(__name__)
+_MODULE = "potluck.worker.process"
+# A worker finds its interpreter, its caches and temporary files by these; whatever else the daemon was given stays with it.
+_ENVIRONMENT = (
+    "PATH", "HOME", "USERPROFILE", "LOCALAPPDATA", "SYSTEMROOT", "LANG", "LC_ALL", "TMPDIR", "TEMP", "LD_LIBRARY_PATH",
+    "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME", "XDG_DATA_HOME", "POTLUCK_HOME",
+)  # fmt: skip
+
+
+def worker_environment(daemon: Mapping[str, str] = os.environ) -> dict[str, str]:
+    kept = {name: daemon[name] for name in _ENVIRONMENT if name in daemon}
+    # The engine has its own threads; numpy's would only be started and sleep.
+    return kept | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+def _spawn(settings: WorkerSettings, theirs: socket.socket) -> "subprocess.Popen[bytes]":
+    fd = theirs.fileno()
+    command = [sys.executable, "-P", "-m", _MODULE, "--fd", str(fd), "--settings", settings.encode()]
+    return subprocess.Popen(
+        command,
+        pass_fds=(fd,),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,  # stderr is the daemon's: tracebacks go to its log
+        env=worker_environment(),
+    )
+
+
+class WorkerProcess(asyncio.Protocol):
+    """One process and its stream. `on_lost` is called once, unless `stop` came first; nothing is called after it.
+
+    `last_sign_of_life` is on the loop's clock. While answers are owed it is kept fresh by pings.
+    """
+
+    def __init__(self, on_message: OnMessage, on_lost: OnLost) -> None:
+        """Use `start`."""
+        self._on_message = on_message
+        self._on_lost: OnLost | None = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._decoder = from_worker_decoder()
+        self._transport: asyncio.Transport | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._answers_owed = 0
+        self._nonce = 0
+        self._ping_timer: asyncio.TimerHandle | None = None
+        self._reap_timer: asyncio.TimerHandle | None = None
+        self._ended = self._loop.create_future()
+        self.last_sign_of_life = self._loop.time()
+        self.progress = 0  # finished batches, as of the last pong
+
+    @classmethod
+    async def start(cls, settings: WorkerSettings, on_message: OnMessage, on_lost: OnLost) -> "WorkerProcess":
+        """Returns once the process exists; what is sent now waits in the socket until it has started up.
+
+        To be called on the thread that lives as long as the worker should: Linux ends a worker with its starter's thread.
+        """
+        worker = cls(on_message, on_lost)
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                worker._process = _spawn(settings, theirs)
+            ours.setblocking(False)
+            await worker._loop.create_connection(lambda: worker, sock=ours)
+        except BaseException:
+            ours.close()
+            worker.kill()
+            worker._reap(0.0)
+            raise
+        return worker
+
+    def __repr__(self) -> str:
+        state = "ended" if self._ended.done() else "connected" if self.is_connected else "ending"
+        return f"<WorkerProcess {self.pid} {state}, {self._answers_owed} answers owed>"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
+    @property
+    def is_connected(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it owes an answer, so that its silence means something."""
+        return self._answers_owed > 0
+
+    def send(self, message: ToWorker, *parts: bytes | memoryview) -> None:
+        """Dropped where the worker is gone: `on_lost` says so, or has said so."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.writelines(encode(message, *parts))
+        if isinstance(message, RunBatch | Load | OpenSession):
+            self._answers_owed += 1
+            if self._ping_timer is None:
+                self._ping_timer = self._loop.call_later(PING_INTERVAL_S, self._ping_if_busy)
+
+    def ping(self) -> None:
+        """Asks for a sign of life; the answer shows in `last_sign_of_life`."""
+        self._nonce += 1
+        self.send(Ping(self._nonce))
+
+    def kill(self) -> None:
+        """Ends it however it is: computing, stopped or deaf. `on_lost` follows."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+
+    async def stop(self) -> None:
+        """Ends it and waits until it is gone. `on_lost` is not called any more."""
+        self._on_lost = None
+        self._close()
+        await asyncio.shield(self._ended)
+
+    # ------------------------------------------------------------ the stream's events
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
+
+    def data_received(self, data: bytes) -> None:
+        self.last_sign_of_life = self._loop.time()
+        try:
+            frames = self._decoder.feed(data)
+        except ProtocolViolation as error:
+            self._lose(f"the worker's stream is broken: {error}")
+            self.kill()
+            return
+        for message, body in frames:
+            self._deliver(message, body)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lose("the worker process ended" if error is None else f"the worker's stream broke: {error}")
+
+    def _deliver(self, message: FromWorker, body: bytes) -> None:
+        if isinstance(message, Pong):
+            self.progress = message.progress
+            return
+        self._answers_owed = max(0, self._answers_owed - 1)
+        if self._on_lost is not None:
+            self._on_message(message, body)
+
+    def _ping_if_busy(self) -> None:
+        self._ping_timer = None
+        if self._answers_owed > 0 and self.is_connected:
+            self.ping()
+            self._ping_timer = self._loop.call_later(PING_INTERVAL_S, self._ping_if_busy)
+
+    # ------------------------------------------------------------ the end
+
+    def _lose(self, reason: str) -> None:
+        on_lost, self._on_lost = self._on_lost, None
+        self._close()
+        if on_lost is not None:
+            on_lost(reason)
+
+    def _close(self) -> None:
+        """Our end closed, the worker ends by itself; `_reap` sees to it that it does."""
+        if self._transport is not None:
+            self._transport.abort()
+        if self._ping_timer is not None:
+            self._ping_timer.cancel()
+            self._ping_timer = None
+        if self._reap_timer is None and not self._ended.done():
+            self._reap(self._loop.time() + _END_GRACE_S)
+
+    def _reap(self, deadline: float) -> None:
+        """Looks until the process is gone, with force once the deadline is over: no zombie and no orphan is left."""
+        self._reap_timer = None
+        status = None if self._process is None else self._process.poll()
+        if status is not None or self._process is None:
+            _LOG.info("worker %d ended with status %s", self.pid, status)
+            self._ended.set_result(None)
+            return
+        if self._loop.time() >= deadline:
+            self.kill()
+        self._reap_timer = self._loop.call_later(_LOOK_S, self._reap, deadline)

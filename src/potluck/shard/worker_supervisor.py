@@ -1,0 +1,179 @@
+"""Keeps a model's worker running while any of its stages should be loaded: starts it, starts it again after a death, retires it.
+
+Knows which stages are wanted and nothing of sessions: those died with the worker, and whoever owns them is told.
+"""
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable, Coroutine
+
+import msgspec
+
+from potluck.shard.worker_process import OnLost, OnMessage, WorkerProcess
+from potluck.wire.messages import Stage
+from potluck.wire.work import FromWorker, Load, ToWorker, Unload
+from potluck.wire.worker_settings import WorkerSettings
+
+_LOG = logging.getLogger(__name__)
+
+
+class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """The pause doubles with every quick death in a row: one within `quick_death_s` of the start."""
+
+    first_pause_s: float = 0.2
+    longest_pause_s: float = 30.0
+    quick_death_s: float = 5.0
+    attention_after: int = 3
+
+    def pause_s(self, quick_deaths: int) -> float:
+        doublings = min(max(0, quick_deaths - 1), 32)
+        return min(self.first_pause_s * 2.0**doublings, self.longest_pause_s)
+
+
+class WorkerState(enum.Enum):
+    """IDLE: nothing is wanted. STARTING: the process is being made. RUNNING: there is one. WAITING: it died; a pause runs."""
+
+    IDLE = "idle"
+    STARTING = "starting"
+    RUNNING = "running"
+    WAITING = "waiting"
+    STOPPED = "stopped"
+
+
+class WorkerSupervisor:
+    """Send it messages as if the worker were always there. Load starts it; Unload of the last stage ends it.
+
+    `on_started` comes before anything of a new process; its Loads are sent already. `on_lost` comes for deaths that nobody asked
+    for. Messages to a worker that is not running are dropped: their sessions are gone, as `on_lost` has said.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        on_message: OnMessage,
+        on_lost: OnLost,
+        on_started: Callable[[], None] | None = None,
+        policy: RestartPolicy | None = None,
+    ) -> None:
+        self.settings = settings
+        self.state = WorkerState.IDLE
+        self.quick_deaths = 0
+        self._policy = policy or RestartPolicy()
+        self._on_message, self._on_lost, self._on_started = on_message, on_lost, on_started
+        self._wanted: dict[Stage, None] = {}  # in the order in which they were asked for
+        self._worker: WorkerProcess | None = None
+        self._attempt = 0  # a start that was overtaken by an Unload must not be taken for the present one
+        self._started_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        attention = ", needs attention" if self.needs_attention else ""
+        return f"<WorkerSupervisor {self.state.value} {self.pid}, {len(self._wanted)} stages wanted{attention}>"
+
+    @property
+    def pid(self) -> int | None:
+        return self._worker.pid if self._worker is not None else None
+
+    @property
+    def needs_attention(self) -> bool:
+        """It keeps dying right after its start; it is still tried, ever more rarely."""
+        return self.quick_deaths >= self._policy.attention_after
+
+    @property
+    def last_sign_of_life(self) -> float | None:
+        """On the loop's clock; None where there is no process."""
+        return self._worker.last_sign_of_life if self._worker is not None else None
+
+    @property
+    def is_busy(self) -> bool:
+        return self._worker is not None and self._worker.is_busy
+
+    def send(self, message: ToWorker, *parts: bytes | memoryview) -> None:
+        if isinstance(message, Load):
+            self._wanted[message.stage] = None
+            if self.state is WorkerState.IDLE:
+                self._begin()
+                return
+        elif isinstance(message, Unload):
+            self._wanted.pop(message.stage, None)
+            if not self._wanted:
+                self._retire()
+                return
+        if self._worker is not None:
+            self._worker.send(message, *parts)
+
+    def ping(self) -> None:
+        if self._worker is not None:
+            self._worker.ping()
+
+    def kill(self) -> None:
+        """Ends the process however it is (stopped, deaf); the usual restart follows."""
+        if self._worker is not None:
+            self._worker.kill()
+
+    async def stop(self) -> None:
+        """Ends everything; on return no process, task or timer of this supervisor is left."""
+        self._wanted.clear()
+        self._retire()
+        self.state = WorkerState.STOPPED
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    # ------------------------------------------------------------ starting
+
+    def _begin(self) -> None:
+        self._timer = None
+        self.state = WorkerState.STARTING
+        self._attempt += 1
+        self._own(self._start(self._attempt))
+
+    async def _start(self, attempt: int) -> None:
+        self._started_at = asyncio.get_running_loop().time()
+        try:
+            worker = await WorkerProcess.start(self.settings, self._deliver, self._lost)
+        except OSError as error:  # no more processes or file handles to be had
+            if attempt == self._attempt:
+                self._lost(f"a worker could not be started: {error}")
+            return
+        if attempt != self._attempt:
+            await worker.stop()
+            return
+        self._worker, self.state = worker, WorkerState.RUNNING
+        for stage in self._wanted:
+            worker.send(Load(stage))
+        if self._on_started is not None:
+            self._on_started()
+
+    def _deliver(self, message: FromWorker, body: bytes) -> None:
+        self._on_message(message, body)
+
+    # ------------------------------------------------------------ ending
+
+    def _lost(self, reason: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._worker = None
+        is_quick = loop.time() - self._started_at < self._policy.quick_death_s
+        self.quick_deaths = self.quick_deaths + 1 if is_quick else 0
+        pause_s = self._policy.pause_s(self.quick_deaths)
+        _LOG.warning("lost the worker of %s: %s; next try in %.1f s", self.settings.model_path, reason, pause_s)
+        self.state = WorkerState.WAITING
+        self._timer = loop.call_later(pause_s, self._begin)
+        self._on_lost(reason)
+
+    def _retire(self) -> None:
+        """Nothing is wanted any more. A new Load gets a new process, even while this one is still ending."""
+        worker, self._worker = self._worker, None
+        self._attempt += 1
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.state = WorkerState.IDLE
+        if worker is not None:
+            self._own(worker.stop())
+
+    def _own(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,24 @@
+"""What a daemon tells its worker process when it starts it: a model, and how much of the machine to use. Pure data."""
+
+import msgspec
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Paths and numbers only; a worker is never given keys or addresses."""
+
+    model_path: str  # a GGUF file, or a Hugging Face folder
+    source: str  # identifies the content (weights_sha256): names the packed files
+    packed_folder: str | None = None  # None: packed weights stay in memory
+    threads: int = 1
+    kv_budget_bytes: int = 1 << 30  # for all stages and sessions of this worker
+    row_norm_limit: float = (
+        1e7  # activations that arrive with more are rubbish; the largest of real models have about 1e5
+    )
+    processor: str | None = None  # forces a kind of kernel (tests)
+
+    def encode(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> "WorkerSettings":
+        return msgspec.json.decode(text, type=cls)

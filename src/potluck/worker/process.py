@@ -1,0 +1,63 @@
+"""The worker process: `python -m potluck.worker.process --fd N --settings JSON`, started by a daemon's supervisor.
+
+It has one inherited socket and the paths of a model: no keys, no network. It ends when the socket closes.
+"""
+
+import argparse
+import faulthandler
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+from potluck.wire.work import RunBatch
+from potluck.wire.worker_settings import WorkerSettings
+from potluck.worker.channel import Channel
+from potluck.worker.host_process import die_with_parent, end, forbid_core_dumps, leave_interrupts_to_parent
+
+_FAILED = 70  # exit status: a bug of ours
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    leave_interrupts_to_parent()
+    die_with_parent()
+    forbid_core_dumps()
+    faulthandler.enable()
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--settings", type=WorkerSettings.decode, required=True)
+    options = parser.parse_args(arguments)
+    channel = Channel(
+        socket.socket(fileno=options.fd)
+    )  # first, so that pings are answered while the engine is imported
+    try:
+        serve(channel, options.settings)
+    except Exception as error:
+        _report(error)
+        end(_FAILED)
+    end(0)
+    raise AssertionError("unreachable")
+
+
+def serve(channel: Channel, settings: WorkerSettings) -> None:
+    """Handles messages in order until the last stage is unloaded."""
+    from potluck.worker.worker import Worker
+
+    worker = Worker(settings, notice=lambda text: print(f"worker: {text}", file=sys.stderr, flush=True))
+    while not worker.is_finished:
+        message, body = channel.receive()
+        for answer, parts in worker.handle(message, body):
+            if isinstance(message, RunBatch):
+                channel.progress += 1
+            channel.send(answer, *parts)
+
+
+def _report(error: Exception) -> None:
+    """Where it happened, and what kind of error; not its text, which might quote what was being computed."""
+    traceback.print_tb(error.__traceback__)
+    print(f"worker: {type(error).__qualname__}; see above", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""A session in the worker: its place in an engine, the codecs at its boundaries, its sampler."""
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from potluck.core.layers import LayerRange
+from potluck.engine.cpu_engine import CpuEngine, Rounding
+from potluck.wire.codecs import decode, encode
+from potluck.wire.messages import Boundary, Codec, Stage
+from potluck.worker.sampler import TokenChooser
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass
+class WorkerSession:
+    """`number` is the session's in `engine`. `chooser` None: no tokens are chosen here."""
+
+    engine: CpuEngine
+    number: int
+    stage: Stage
+    layers: LayerRange | None
+    positions: int
+    boundaries: tuple[Boundary, ...]  # those that lose something; a link in fp32 changes nothing
+    chooser: TokenChooser | None
+
+    def __repr__(self) -> str:
+        return f"<WorkerSession {self.number} layers {self.layers} at {self.engine.length(self.number)} of {self.positions}>"
+
+    @property
+    def rounds_input_as(self) -> Codec | None:
+        """The session's codec for what enters this stage, where that is activations."""
+        return next((boundary.codec for boundary in self.boundaries if boundary.layer == self.stage.start), None)
+
+    def truncate(self, length: int) -> None:
+        # The daemon may know of less than was computed, never of more; a step that does not fit is refused anyway.
+        self.engine.truncate(self.number, min(length, self.engine.length(self.number)))
+        if self.chooser is not None:
+            self.chooser.truncate(length)
+
+    def close(self) -> None:
+        self.engine.close_session(self.number)
+
+
+def rounded(codec: Codec, rows: Floats) -> Floats:
+    """What a link with this codec would deliver."""
+    return decode(codec, encode(codec, rows), *rows.shape)
+
+
+@functools.lru_cache(maxsize=256)
+def roundings(boundaries: tuple[Boundary, ...]) -> tuple[Rounding, ...]:
+    return tuple(Rounding(boundary.layer, functools.partial(rounded, boundary.codec)) for boundary in boundaries)

@@ -1,0 +1,121 @@
+"""What the worker does with each message: a state machine over stages and sessions, without I/O. One call at a time."""
+
+from collections.abc import Sequence
+
+from potluck.core.errors import BadRequest, PotluckError
+from potluck.engine.cpu_engine import CpuEngine
+from potluck.engine.kernels.library import Notice
+from potluck.wire.messages import Sampler
+from potluck.wire.work import (
+    CloseSession,
+    FromWorker,
+    Load,
+    LoadFailed,
+    OpenSession,
+    RunBatch,
+    SessionOpened,
+    SessionRefused,
+    ToWorker,
+    TruncateSession,
+    Unload,
+)
+from potluck.wire.worker_settings import WorkerSettings
+from potluck.worker.batch import BatchRunner
+from potluck.worker.loaded_stages import LoadedStages, layers_of
+from potluck.worker.sampler import TokenChooser
+from potluck.worker.session import WorkerSession
+
+_TEXT = 1024  # characters that a message of the protocol takes
+Answer = tuple[FromWorker, Sequence[bytes]]
+
+
+class Worker:
+    """Stages, sessions and samplers of one model. `is_finished`: the last stage was unloaded."""
+
+    def __init__(self, settings: WorkerSettings, notice: Notice | None = None) -> None:
+        self.is_finished = False
+        self._stages = LoadedStages(settings, notice)
+        self._sessions: dict[bytes, WorkerSession] = {}
+        self._batches = BatchRunner(self._sessions, settings.row_norm_limit)
+
+    def __repr__(self) -> str:
+        return f"<Worker {len(self._stages)} stages, {len(self._sessions)} sessions>"
+
+    def handle(self, message: ToWorker, body: bytes) -> list[Answer]:
+        """Does as told and says what to answer; raises only what nobody expected."""
+        if isinstance(message, RunBatch):
+            return [self._batches.run(message, body)]
+        if isinstance(message, OpenSession):
+            return [(self._open(message), ())]
+        if isinstance(message, TruncateSession):
+            self._truncate(message)
+        elif isinstance(message, CloseSession):
+            self._close(message.session)
+        elif isinstance(message, Load):
+            return [(self._load(message), ())]
+        elif isinstance(message, Unload):
+            return [(refusal, ()) for refusal in self._unload(message)]
+        return []
+
+    def _load(self, message: Load) -> FromWorker:
+        try:
+            return self._stages.load(message.stage)
+        except PotluckError as error:
+            return LoadFailed(message.stage, error.code, str(error)[:_TEXT])
+
+    def _unload(self, message: Unload) -> list[SessionRefused]:
+        """Sessions on the stage end with it. The daemon unloads what is idle, so there should be none."""
+        refusals = []
+        for engine in self._stages.unload(message.stage):
+            refusals += self._end_sessions(engine)
+            engine.close()
+        self.is_finished = len(self._stages) == 0
+        return refusals
+
+    def _end_sessions(self, engine: CpuEngine) -> list[SessionRefused]:
+        doomed = [session_id for session_id, session in self._sessions.items() if session.engine is engine]
+        for session_id in doomed:
+            self._close(session_id)
+        return [SessionRefused(session_id, "shard_unavailable", "its stage was unloaded") for session_id in doomed]
+
+    def _open(self, message: OpenSession) -> FromWorker:
+        try:
+            if message.session in self._sessions:
+                raise BadRequest("that session is open already")
+            self._sessions[message.session] = self._new_session(message)
+        except PotluckError as error:
+            return SessionRefused(message.session, error.code, str(error)[:_TEXT])
+        return SessionOpened(message.session)
+
+    def _new_session(self, message: OpenSession) -> WorkerSession:
+        engine, number = self._stages.open(message.stage, message.positions)
+        try:
+            chooser = None
+            if message.sampler is not None and message.stage.has_output:
+                chooser = TokenChooser(message.sampler, engine.facts.vocabulary_size)
+        except PotluckError:
+            engine.close_session(number)
+            raise
+        lossy = tuple(boundary for boundary in message.boundaries if boundary.codec != "fp32")
+        return WorkerSession(engine, number, message.stage, layers_of(message.stage), message.positions, lossy, chooser)
+
+    def _truncate(self, message: TruncateSession) -> None:
+        session = self._sessions.get(message.session)
+        if session is None:
+            return  # refused or closed meanwhile; whoever asks for more of it is told
+        session.truncate(message.length)
+        if message.sampler is not None and session.stage.has_output:
+            session.chooser = _chooser_or_none(message.sampler, session.engine.facts.vocabulary_size)
+
+    def _close(self, session_id: bytes) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            session.close()
+
+
+def _chooser_or_none(sampler: Sampler, vocabulary_size: int) -> TokenChooser | None:
+    """A truncation has no answer: with a sampler that cannot be used, the next step that chooses is refused."""
+    try:
+        return TokenChooser(sampler, vocabulary_size)
+    except PotluckError:
+        return None
