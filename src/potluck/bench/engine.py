@@ -16,7 +16,7 @@ import msgspec
 from potluck.bench.bandwidth import read_bandwidth
 from potluck.bench.busy_core import busy_core
 from potluck.bench.llama_cpp import LlamaCppEngine, LlamaCppProcess
-from potluck.bench.machine import core_count, processor_name
+from potluck.bench.machine import core_count, foreign_load, processor_name
 from potluck.bench.own_engine import ModelFile, OwnEngine, token_ids
 from potluck.bench.random_model import RandomFormat, RandomShape, random_model
 from potluck.bench.report import (
@@ -80,7 +80,9 @@ def bench_engine(settings: EngineBenchSettings, say: Say) -> EngineReport:
     with OwnEngine(settings.model, 1, say) as ours:
         require_context(ours.facts.context_length, settings.context)
         kernels = ours.processor
+    load_before = foreign_load()
     figures = {threads: _thread_figures(settings, threads, say) for threads in settings.threads}
+    busy = _busy_core_figures(settings, say) if {1, 2} <= set(settings.threads) else None
     return EngineReport(
         model=settings.name,
         file=str(settings.model.path),
@@ -88,8 +90,9 @@ def bench_engine(settings: EngineBenchSettings, say: Say) -> EngineReport:
         processor=processor_name(),
         cores=core_count(),
         kernels=kernels,
+        other_load=max(load_before, foreign_load()),
         threads=figures,
-        busy_core=_busy_core_figures(settings, say) if {1, 2} <= set(settings.threads) else None,
+        busy_core=busy,
         llama_cpp_version=description.version if description else None,
         llama_cpp_system_info=description.system_info if description else None,
     )
@@ -133,26 +136,33 @@ def _thread_figures(settings: EngineBenchSettings, threads: int, say: Say) -> Th
     with _contestants(settings, settings.model, threads, say) as (ours, theirs):
         everybody: list[Contestant] = [ours] if theirs is None else [ours, theirs]
         ids = token_ids(DEPTH, ours.facts.vocabulary_size)
-        rounds = settings.rounds
 
         def contest(what: str, measure: Measure) -> Contest:
-            say(f"{what}, {threads} thread{'s' if threads > 1 else ''}")
-            return _contest(rounds, everybody, measure)
+            say(f"{what}, {_shown(threads)}")
+            return _contest(settings.rounds, everybody, measure)
 
         decode = contest("decode", lambda side: side.decode(ids[:_PROMPT_TOKENS], settings.decode_tokens))
+        prefill = contest(f"prefill of {PREFILL_TOKENS}", lambda side: side.prefill(ids[:PREFILL_TOKENS]))
+        deep_decode = contest(f"decode at depth {DEPTH}", lambda side: side.decode(ids, settings.deep_tokens))
+        say(f"steps of {VERIFY_TOKENS}, {BATCH_SESSIONS} sessions, {_shown(threads)}")
         one_step, verify_step = _verify(ours, ids, settings)
         one_session, all_sessions = _batch(ours, settings)
-        return ThreadFigures(
-            decode=decode,
-            prefill=contest(f"prefill of {PREFILL_TOKENS}", lambda side: side.prefill(ids[:PREFILL_TOKENS])),
-            deep_decode=contest(f"decode at depth {DEPTH}", lambda side: side.decode(ids, settings.deep_tokens)),
-            one_step_s=one_step,
-            verify_step_s=verify_step,
-            one_session=one_session,
-            all_sessions=all_sessions,
-            large=_large(settings, threads, say),
-            llama_cpp_threads_used=statistics.median(theirs.threads_used) if theirs is not None else None,
-        )
+        threads_used = None if theirs is None else statistics.median(theirs.threads_used)
+    return ThreadFigures(
+        decode=decode,
+        prefill=prefill,
+        deep_decode=deep_decode,
+        one_step_s=one_step,
+        verify_step_s=verify_step,
+        one_session=one_session,
+        all_sessions=all_sessions,
+        large=_large(settings, threads, say),
+        llama_cpp_threads_used=threads_used,
+    )
+
+
+def _shown(threads: int) -> str:
+    return "1 thread" if threads == 1 else f"{threads} threads"
 
 
 def _verify(ours: OwnEngine, ids: list[int], settings: EngineBenchSettings) -> tuple[tuple[float, ...], ...]:
@@ -181,7 +191,7 @@ def _large_figures(
     path = random_model(settings.cache_folder / "bench", shape, format_name, say)
     model = ModelFile(path, path.stem, path.parent / "packed" / path.stem)
     with _contestants(settings, model, threads, say) as (ours, theirs):
-        say(f"decode of {path.stem}, {threads} thread{'s' if threads > 1 else ''}")
+        say(f"decode of {path.stem}, {_shown(threads)}")
         prompt = token_ids(_PROMPT_TOKENS, ours.facts.vocabulary_size)
         turns = [lambda: read_bandwidth(threads, rounds=1), lambda: ours.decode(prompt, settings.large_tokens)]
         if theirs is not None:
@@ -196,12 +206,13 @@ def _large_figures(
 
 def _busy_core_figures(settings: EngineBenchSettings, say: Say) -> BusyCoreFigures:
     say("decode beside a busy core, 1 and 2 threads")
+    rounds = 2 * settings.rounds  # the scheduler's moods come on top of the usual noise
     with _one_and_two(settings, say) as engines:
         alternate(1, _turns(engines, settings))  # they learn what is usual before the core gets busy
         with busy_core():
-            before = alternate(settings.rounds, _turns(engines, settings))
+            before = alternate(rounds, _turns(engines, settings))
     with busy_core(), _one_and_two(settings, say) as engines:
-        beside = alternate(settings.rounds, _turns(engines, settings))
+        beside = alternate(rounds, _turns(engines, settings))
     return BusyCoreFigures(
         one_thread=tuple(before[0]),
         two_threads=tuple(before[1]),

@@ -74,7 +74,7 @@ def _completion(request: Complete) -> dict[str, object]:
     }
 
 
-def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     decoder = msgspec.json.Decoder(Request)
     holder: _Holder | None = None
     for line in requests:
@@ -91,7 +91,7 @@ def main() -> None:
     # llama.cpp prints to stdout as it likes; the answers go through a copy that it does not know.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    _serve(sys.stdin.buffer, answers)
+    serve(sys.stdin.buffer, answers)
     answers.flush()
     os._exit(0)  # the parent has gone or has what it wanted; tearing llama.cpp down would only take time
 

@@ -1,4 +1,4 @@
-"""The name of this machine's processor, and how many of its cores are ours to use."""
+"""This machine: its processor's name, how many of its cores are ours to use, and what others do with them."""
 
 import os
 import platform
@@ -19,3 +19,11 @@ def core_count() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def foreign_load(interval_s: float = 0.5) -> float:
+    """How many cores other programs keep busy, seen while we sleep."""
+    import psutil
+
+    busy: float = sum(psutil.cpu_percent(interval_s, percpu=True)) / 100
+    return busy

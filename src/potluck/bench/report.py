@@ -74,6 +74,7 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     processor: str
     cores: int
     kernels: str
+    other_load: float  # cores that other programs kept busy before or after
     threads: dict[int, ThreadFigures]
     busy_core: BusyCoreFigures | None = None
     llama_cpp_version: str | None = None

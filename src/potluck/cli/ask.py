@@ -28,14 +28,21 @@ def ask(
     seed: Annotated[int, typer.Option("--seed", help="Same seed, same text.")] = 0,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="At most this many tokens.")] = 512,
     threads: Annotated[int | None, typer.Option("--threads", "-t", min=1, help="Default: all cores.")] = None,
+    via: Annotated[str | None, typer.Option("--via", help="ADDR,ADDR,…: shards on other machines, spares too.")] = None,
+    ring: Annotated[bool, typer.Option(help="Let the last shard feed the first directly.")] = True,
+    codec: Annotated[str, typer.Option("--activation-dtype", help="fp32 (exact), fp16 or int8 between shards.")] = "fp32",
     as_json: JsonOption = False,
 ) -> None:
-    """Ask a model one question on this machine and stream the answer."""
+    """Ask a model one question, on this machine or over shards on others, and stream the answer."""
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed).check()
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": _question(question)})
+    if via is not None:
+        from potluck.cli.ask_via import RemoteQuestion, ask_via
+
+        return ask_via(RemoteQuestion(via.split(","), model, messages, params, max_tokens, ring, codec, as_json))
     store = open_store()
-    entry = _find(store, model)
+    entry = find_model(store, model)
     loaded = _load(store, entry, threads)
     try:
         _answer(loaded, entry.id, loaded.encode_chat(messages), params, max_tokens, as_json)
@@ -53,7 +60,8 @@ def _question(text: str) -> str:
     return text
 
 
-def _find(store: "ModelStore", model: str | None) -> "ModelEntry":
+def find_model(store: "ModelStore", model: str | None) -> "ModelEntry":
+    """The model of that name, or the default one, or the only one."""
     if model is not None:
         return store.find(model)
     entries = store.list()

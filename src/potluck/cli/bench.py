@@ -9,6 +9,7 @@ import typer
 from potluck.cli.console import EXIT_FAILURE, JsonOption, notice, print_json
 from potluck.cli.models import open_store
 from potluck.core.errors import BadRequest
+from potluck.weights.catalogue import DEFAULT_MODEL_ID
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,6 +22,7 @@ app = typer.Typer(help="Measure what this machine achieves.", rich_markup_mode=N
 LLAMA_CPP = "llama.cpp"
 _QUICK = {"rounds": 3, "decode_tokens": 32, "deep_tokens": 16, "large_tokens": 8, "step_repeats": 8}
 _MAX_THREADS = 256
+_QUIET_CORES = 0.2
 _WIDE = 160  # columns where there is no terminal: a pipe or a file must not cut lines
 
 
@@ -32,7 +34,7 @@ def bench() -> None:
 @app.command("engine")
 def engine(
     model: Annotated[str, typer.Option("--model", metavar="ID|PATH", help="A stored model, or a GGUF file.")] = (
-        "smollm2-135m"
+        DEFAULT_MODEL_ID
     ),
     against: Annotated[
         str | None, typer.Option("--against", metavar=LLAMA_CPP, help="Measure this beside us, taking turns.")
@@ -50,12 +52,12 @@ def engine(
 
     if against not in (None, LLAMA_CPP):
         raise BadRequest(f"--against knows {LLAMA_CPP} only, not {against!r}")
-    cache_folder = locate_folders().cache
+    thread_counts, cache_folder = parse_threads(threads), locate_folders().cache
     settings = EngineBenchSettings(
         name=model,
         model=model_file(model, cache_folder),
         cache_folder=cache_folder,
-        threads=parse_threads(threads),
+        threads=thread_counts,
         is_against_llama_cpp=against is not None,
     )
     if quick:
@@ -106,6 +108,8 @@ def print_report(report: "EngineReport") -> None:
         heading += f"\nbeside llama.cpp ({report.llama_cpp_system_info.strip(' |')})"
     console.print(heading, "", sep="\n", markup=False, soft_wrap=True)
     console.print(report_table(report))
+    if report.other_load > _QUIET_CORES:
+        notice(f"other programs kept {report.other_load:.1f} cores busy: these figures are noisy")
 
 
 def report_table(report: "EngineReport") -> "Table":

@@ -13,7 +13,7 @@ from typing import Annotated, cast
 import typer
 
 from potluck import __version__
-from potluck.cli import ask, bench, models
+from potluck.cli import ask, bench, models, up
 from potluck.cli.console import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, exit_code_of, report_error
 from potluck.core.errors import BadRequest, PotluckError
 
@@ -25,6 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("ask")(ask.ask)
+app.command("up")(up.up)
 app.command("pull")(models.pull)
 app.command("models")(models.models)
 app.command("remove")(models.remove)
@@ -55,6 +56,7 @@ potluck models                   list the models in the store
 potluck remove ID                delete one
 potluck bench engine             measure this machine
 potluck ask "..."                ask one a question
+potluck up --layers 0-14          serve some layers to other machines
 potluck COMMAND --help           all about a command
 """
 

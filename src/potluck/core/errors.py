@@ -11,6 +11,10 @@ PotluckError
 ├── ModelNotFound              model_not_found
 ├── DownloadFailed             download_failed
 ├── OutOfKvMemory              kv_budget_exceeded     the KV budget has no room left
+├── ShardUnavailable           shard_unavailable      no shard covers some layers, or all that do are full
+├── PipelineStalled            pipeline_stalled       no progress within the time allowed
+├── ExperimentalDisabled       experimental_disabled  this node was told not to take part
+├── ShardCorruption            shard_corruption       activations arrived that no sound shard sends
 ├── BadKeyFile                 bad_key_file           a node's key file cannot be read, or others can read it too
 ├── WireError                  wire_error
 │   ├── ProtocolViolation      protocol_violation     the other side sent what the protocol does not allow
@@ -77,6 +81,22 @@ class DownloadFailed(PotluckError):
 
 class OutOfKvMemory(PotluckError):
     code = "kv_budget_exceeded"
+
+
+class ShardUnavailable(PotluckError):
+    code = "shard_unavailable"
+
+
+class PipelineStalled(PotluckError):
+    code = "pipeline_stalled"
+
+
+class ExperimentalDisabled(PotluckError):
+    code = "experimental_disabled"
+
+
+class ShardCorruption(PotluckError):
+    code = "shard_corruption"
 
 
 class BadKeyFile(PotluckError):

@@ -34,6 +34,7 @@ from potluck.engine.threads import Governor, ThreadTeam
 from potluck.weights.checkpoint import Checkpoint
 
 Floats = npt.NDArray[np.float32]
+_Round = Callable[[Floats], Floats]
 ARITHMETIC_VERSION = 1
 _BUFFER_FLOATS = 4 << 20  # bound on the widest buffer, which sets how many rows go through the layers at once
 _MAX_ROWS, _MIN_ROWS = 256, 32
@@ -225,20 +226,23 @@ class CpuEngine:
     def forward(self, steps: Sequence[Step], roundings: Sequence[Rounding] = ()) -> list[StepResult]:
         """Runs all steps (of different sessions on the same layers) as one batch. Every step is checked before any is run.
 
-        `roundings` are applied to what enters their layers; the first layer's own input is the caller's business.
+        `roundings` are applied to what enters their layers, and to what enters the output where they name the layer after the
+        last; hidden states that the caller brings are its own business.
         """
         self._check(steps)
         for step in steps:
             self.kv.extend(self._session(step.session).kv, step.count)
         self._decoder.reserve_positions(max(step.position + step.count for step in steps))
-        inputs = [self._input(step) for step in steps]
+        layers = self._session(steps[0].session).layers
+        before_layers, before_output = _at_ends(layers, roundings)
+        inputs = [self._input(step, before_layers) for step in steps]
         outputs = [np.empty_like(rows) for rows in inputs]
-        programs = self._programs(self._session(steps[0].session).layers, roundings)
+        programs = self._programs(layers, roundings)
         for pieces in self._cut(steps):
             self._run_layers(steps, pieces, programs, inputs, outputs)
         for step in steps:
             self._session(step.session).kv.length += step.count
-        logits = self._logits(steps, outputs)
+        logits = self._logits(steps, outputs, before_output)
         return [StepResult(rows, chosen) for rows, chosen in zip(outputs, logits, strict=True)]
 
     def _programs(
@@ -303,11 +307,12 @@ class CpuEngine:
         ):
             raise BadRequest(f"hidden states must be float32 rows of {self.facts.hidden_size}")
 
-    def _input(self, step: Step) -> Floats:
+    def _input(self, step: Step, rounded: _Round | None) -> Floats:
         if step.hidden is not None:
             return step.hidden
         assert self._weights.embedding is not None
-        return self._weights.embedding.look_up(np.asarray(step.tokens, np.int64))
+        rows = self._weights.embedding.look_up(np.asarray(step.tokens, np.int64))
+        return rows if rounded is None else rounded(rows)
 
     def _cut(self, steps: Sequence[Step]) -> list[list[_Row]]:
         """Runs of at most `max_rows` rows. A later piece of a long step comes in a later run."""
@@ -376,7 +381,7 @@ class CpuEngine:
         )
         self._governor.record(size, threads, time.perf_counter() - start)
 
-    def _logits(self, steps: Sequence[Step], outputs: list[Floats]) -> list[Floats | None]:
+    def _logits(self, steps: Sequence[Step], outputs: list[Floats], rounded: _Round | None) -> list[Floats | None]:
         wanted = [(index, place) for index, step in enumerate(steps) for place in step.logits]
         results = [
             np.empty((len(step.logits), self.facts.vocabulary_size), np.float32) if step.logits else None
@@ -389,6 +394,8 @@ class CpuEngine:
             part = wanted[first : first + head.max_rows]
             for row, (index, place) in enumerate(part):
                 head.hidden[row] = outputs[index][place]
+            if rounded is not None:
+                head.hidden[: len(part)] = rounded(head.hidden[: len(part)])
             self._run(head.program, len(part), 0)
             for row, (index, _) in enumerate(part):
                 target = results[index]
@@ -396,3 +403,14 @@ class CpuEngine:
                 target[filled[index]] = head.logits[row]
                 filled[index] += 1
         return results
+
+
+def _at_ends(layers: LayerRange | None, roundings: Sequence[Rounding]) -> tuple[_Round | None, _Round | None]:
+    """What is done to embedded tokens before the first layer, and to rows between the last layer and the output.
+
+    Without layers in between there is a link on one side, which has rounded already.
+    """
+    if layers is None:
+        return None, None
+    by_layer = {rounding.layer: rounding.apply for rounding in roundings}
+    return by_layer.get(layers.start), by_layer.get(layers.stop)

@@ -4,17 +4,16 @@ Knows nothing of dialling or accepting; whoever made it waits for `opened`.
 """
 
 import asyncio
-import enum
 import os
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from potluck.core.errors import DialFailed, LinkClosed, LinkFull, PotluckError, ProtocolViolation, WrongPeer
+from potluck.core.errors import DialFailed, LinkClosed, PotluckError, ProtocolViolation, WrongPeer
 from potluck.identity.certificates import certificate_node_id
 from potluck.identity.keys import NodeKey, short_id
+from potluck.net.framed_link import CLOSE_TIMEOUT_S, FramedLink, State
 from potluck.net.link import Admits, LinkHandler
-from potluck.wire.channel import Channel
-from potluck.wire.frames import Buffer, Received
+from potluck.wire.frames import Buffer
 from potluck.wire.handshake import (
     AUTH_BYTES,
     HELLO_BYTES,
@@ -23,24 +22,13 @@ from potluck.wire.handshake import (
     AccepterHandshake,
     DialerHandshake,
 )
-from potluck.wire.messages import Message
 
 HANDSHAKE_TIMEOUT_S = 5.0
-CLOSE_TIMEOUT_S = 5.0
 # Little may wait in the transport, because nothing overtakes there; the kernel's buffer keeps the wire busy meanwhile.
 WRITE_HIGH_BYTES = 128 << 10
 WRITE_LOW_BYTES = 32 << 10
 _TAKE_BYTES = 256 << 10
 _JOIN_BYTES = 64 << 10  # up to here one write of a copy is cheaper than several writes
-
-
-class State(enum.Enum):
-    """HANDSHAKE → OPEN → CLOSING → CLOSED, with short cuts to CLOSED."""
-
-    HANDSHAKE = "handshake"
-    OPEN = "open"
-    CLOSING = "closing"  # our side closed; the queue is still being sent
-    CLOSED = "closed"
 
 
 class Handshake(Protocol):
@@ -108,64 +96,23 @@ class Accepter:
         raise LinkClosed(f"node {short_id(dialer)} was turned away: {refusal}")
 
 
-class Connection(asyncio.Protocol):
+class Connection(FramedLink, asyncio.Protocol):
     """A Link over a stream socket. `opened` yields when the handshake is done, and raises when it fails."""
 
     def __init__(
         self, handshake: Handshake, handler: LinkHandler, on_settled: Callable[["Connection"], None] | None = None
     ) -> None:
         """`on_settled`: called once, when the connection is no longer half open, for good or ill."""
+        super().__init__(handler, b"", State.HANDSHAKE)
         self._loop = asyncio.get_running_loop()
         self._handshake = handshake
-        self._handler = handler
         self._on_settled = on_settled
-        self._state = State.HANDSHAKE
         self._transport: asyncio.Transport | None = None
         self._received = b""  # the beginning of a handshake frame
-        self._channel = Channel()
         self._is_paused = False
         self._timer: asyncio.TimerHandle | None = None
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.opened.add_done_callback(_retrieve)
-        self.peer = b""
-
-    def __repr__(self) -> str:
-        return f"<Connection {short_id(self.peer)} {self._state.value}, {self.queued_bytes} bytes queued>"
-
-    # ---------------------------------------------------------------- the link
-
-    @property
-    def queued_bytes(self) -> int:
-        return self._channel.writer.queued_bytes
-
-    def send(self, message: Message, body: Buffer = b"") -> None:
-        if self._state is not State.OPEN:
-            raise LinkClosed(f"the link to node {short_id(self.peer)} is {self._state.value}")
-        self._channel.send(message, body)
-        if not self._is_paused:
-            self._flush()
-
-    def hold(self, session: bytes) -> None:
-        self._channel.hold(session)
-
-    def release(self, session: bytes) -> None:
-        self._channel.release(session)
-        if not self._is_paused:
-            self._flush()
-
-    def close(self) -> None:
-        if self._state is State.OPEN:
-            self._state = State.CLOSING
-            self._timer = self._loop.call_later(CLOSE_TIMEOUT_S, self.abort)
-            self._flush()
-        elif self._state is State.HANDSHAKE:
-            self.abort()
-
-    def abort(self) -> None:
-        if self._state is not State.CLOSED:
-            self._end(LinkClosed("the link was closed"))
-            if self._transport is not None:
-                self._transport.abort()
 
     # ---------------------------------------------------------------- asyncio's side
 
@@ -201,11 +148,8 @@ class Connection(asyncio.Protocol):
         reason = "closed by the other side" if exc is None else f"connection lost: {exc}"
         if self._state is State.HANDSHAKE:
             self._end(DialFailed(f"the handshake was cut short ({reason})"))
-        elif self._state is State.OPEN:
-            self._end(LinkClosed(reason))
-            self._handler.on_lost(self, reason)
-        elif self._state is State.CLOSING:
-            self._end(LinkClosed(reason))
+        elif self._state is not State.CLOSED:
+            self._lose(reason)
 
     # ---------------------------------------------------------------- the handshake
 
@@ -251,7 +195,7 @@ class Connection(asyncio.Protocol):
             transport.abort()
 
     def _end(self, error: PotluckError) -> None:
-        self._state = State.CLOSED
+        super()._end(error)
         self._settle()
         if not self.opened.done():
             self.opened.set_exception(error)
@@ -264,34 +208,7 @@ class Connection(asyncio.Protocol):
             self._on_settled(self)
             self._on_settled = None
 
-    # ---------------------------------------------------------------- frames
-
-    def _receive(self, data: bytes) -> None:
-        try:
-            received = self._channel.receive(data)
-        except ProtocolViolation as violation:
-            self._break(f"protocol violation: {violation}")
-            return
-        for each in received:
-            if self._state is State.OPEN:
-                self._handler.on_message(self, each.message, each.body)
-            self._consumed(each)
-        if not self._is_paused:
-            self._flush()
-
-    def _consumed(self, received: Received) -> None:
-        try:
-            self._channel.consumed(received)
-        except LinkFull as full:
-            self._break(str(full))
-
-    def _break(self, reason: str) -> None:
-        if self._state is State.CLOSED:
-            return
-        is_open = self._state is State.OPEN
-        self.abort()
-        if is_open:
-            self._handler.on_lost(self, reason)
+    # ---------------------------------------------------------------- what a framed link needs
 
     def _flush(self) -> None:
         writer = self._channel.writer
@@ -301,6 +218,13 @@ class Connection(asyncio.Protocol):
             self._write(buffers)
         if self._state is State.CLOSING and not writer.queued_bytes:
             cast(asyncio.Transport, self._transport).close()
+
+    def _disconnect(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _start_closing(self) -> None:
+        self._timer = self._loop.call_later(CLOSE_TIMEOUT_S, self.abort)
 
     def _write(self, buffers: list[Buffer]) -> None:
         transport = cast(asyncio.Transport, self._transport)

@@ -10,7 +10,8 @@ from typing import Any
 
 from potluck.core.errors import DialFailed
 from potluck.identity.keys import NodeKey, short_id
-from potluck.net.connection import CLOSE_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, Accepter, Connection, Dialer
+from potluck.net.connection import HANDSHAKE_TIMEOUT_S, Accepter, Connection, Dialer
+from potluck.net.framed_link import CLOSE_TIMEOUT_S
 from potluck.net.link import Admits, LinkHandler
 from potluck.net.sockets import bind, bound_address, connect, tune_socket
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from potluck.planner.cover import Candidate, Placed, greedy_cover
-from potluck.wire.messages import Stage
+from potluck.wire.messages import Described, ShardInfo, Stage
 
 
 def replace_gaps(
@@ -39,3 +39,59 @@ def replace_gaps(
         groups.append(cover)
         groups += [[] for _ in range(index - first - 1)]
     return groups
+
+
+class ShardStore:
+    """The shards on offer, by node. Fed by answers to DESCRIBE, later by the swarm's adverts."""
+
+    def __init__(self) -> None:
+        self._offers: dict[bytes, tuple[str, Described]] = {}
+        self._own: set[bytes] = set()
+
+    def __repr__(self) -> str:
+        return f"<ShardStore {len(self._offers)} nodes>"
+
+    def put(self, node: bytes, address: str, described: Described, *, is_own: bool = False) -> None:
+        self._offers[node] = (address, described)
+        if is_own:
+            self._own.add(node)
+
+    def remove(self, node: bytes) -> None:
+        self._offers.pop(node, None)
+
+    def models(self) -> dict[tuple[str, str], ShardInfo]:
+        """Every model that is on offer, by name and hash, with one of its shards as an example."""
+        return {(i.model, i.weights_sha256): i for _, described in self._offers.values() for i in described.shards}
+
+    def holders(self, model: str, weights_sha256: str) -> list[bytes]:
+        return [
+            node
+            for node, (_, described) in self._offers.items()
+            if any(i.model == model and i.weights_sha256 == weights_sha256 for i in described.shards)
+        ]
+
+    def candidates(self, model: str, weights_sha256: str, arithmetic: int, allows_own: bool) -> list[Candidate]:
+        """Shards of exactly this model, less those that are full. One's own come last and only where they are allowed."""
+        found = []
+        for node, (address, described) in self._offers.items():
+            for info in described.shards:
+                is_same = (info.model, info.weights_sha256, info.arithmetic) == (model, weights_sha256, arithmetic)
+                is_own = node in self._own
+                if is_same and (allows_own or not is_own):
+                    depth = info.queue_depth + (1000 if is_own else 0)
+                    found.append(Candidate(node, address, info.stage, depth, info.step_us))
+        return found
+
+    def explain_gap(self, model: str, weights_sha256: str, layer_count: int) -> str:
+        """Which layers nobody holds, or which other weights are on offer under that name."""
+        held = [False] * layer_count
+        names = {i.weights_sha256 for _, d in self._offers.values() for i in d.shards if i.model == model}
+        for _, described in self._offers.values():
+            for info in described.shards:
+                if info.model == model and info.weights_sha256 == weights_sha256:
+                    for layer in range(info.stage.start, min(info.stage.stop, layer_count)):
+                        held[layer] = True
+        if names and weights_sha256 not in names:
+            return f"weights_mismatch: nobody holds {model} with weights {weights_sha256[:12]}"
+        missing = [str(layer) for layer, is_held in enumerate(held) if not is_held]
+        return f"no shard holds layer {', '.join(missing)} of {model}" if missing else f"no shard has the ends of {model}"

@@ -60,12 +60,7 @@ class Work:
     body: bytes = b""
 
 
-@dataclass(frozen=True)
-class StartWorker:
-    """There is no worker process and one is needed."""
-
-
-Effect = SendTo | Work | StartWorker
+Effect = SendTo | Work
 
 
 class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +120,7 @@ class ShardCore:
         self._batches: dict[int, _Batch] = {}
         self._next_batch = 1
         self._ready: OrderedDict[bytes, None] = OrderedDict()  # sessions with waiting steps, first come first served
-        self._is_loaded = self._is_loading = self._has_worker = self._is_starting = False
+        self._is_loaded = self._is_loading = False
         self._closed: OrderedDict[bytes, None] = OrderedDict()  # the last few, so that a late OPEN cannot bring one back
         self._postponed: list[ShardSession] = []  # opened while the shard was being loaded
         self._step_us = 0
@@ -145,6 +140,9 @@ class ShardCore:
     def state(self) -> ShardState:
         waiting = sum(len(session.waiting) for session in self._sessions.values())
         return ShardState(self._is_loaded, len(self._sessions), waiting + len(self._batches), self._step_us)
+
+    def has_session(self, session: bytes) -> bool:
+        return session in self._sessions
 
     @property
     def session_count(self) -> int:
@@ -219,7 +217,7 @@ class ShardCore:
             self._open_in_worker(session)
         else:
             self._postponed.append(session)
-            self._load()
+            self.load()
 
     def _objection(self, message: Open) -> tuple[str, str] | None:
         mine, wanted = self.settings.stage, message.stage
@@ -343,23 +341,9 @@ class ShardCore:
 
     # ------------------------------------------------------------ what the worker says
 
-    def on_worker_started(self, now_s: float) -> None:
-        """A (new) worker process is there; nothing is loaded in it. What was wanted once is loaded at once, to be warm."""
-        self._has_worker = True
-        self._is_loaded = self._is_loading = self._is_starting = False
-        self._idle_since_s = now_s
-        self._load()
-
     def load(self) -> None:
-        """Load now instead of at the first OPEN."""
-        self._load()
-
-    def _load(self) -> None:
-        if not self._has_worker:
-            if not self._is_starting:
-                self._is_starting = True
-                self._effects.append(StartWorker())
-        elif not self._is_loaded and not self._is_loading:
+        """Load now instead of at the first OPEN. Whoever carries out the effect starts a worker where there is none."""
+        if not self._is_loaded and not self._is_loading:
             self._is_loading = True
             self._work(Load(self.settings.stage))
 
@@ -390,18 +374,19 @@ class ShardCore:
             self._refuse(session, message.code, message.message)
 
     def _refuse(self, session: ShardSession, code: str, text: str) -> None:
-        if self._sessions.pop(session.id, None) is not None:
+        if self._forget(session):
             self._send(session.head, None, Refused(session.id, session.epoch, code, text))
 
     def on_worker_lost(self, reason: str) -> None:
-        """All KV is gone: every session's head is told at once, and the sessions are forgotten."""
-        self._has_worker = self._is_loaded = self._is_loading = False
+        """All KV is gone: every session's head is told at once, and the sessions are forgotten.
+
+        The worker's supervisor starts another one and loads again what was loaded.
+        """
+        self._is_loaded, self._is_loading = False, True
         self.counters["worker_lost"] += 1
-        for session in self._sessions.values():
+        for session in list(self._sessions.values()):
             self._fault(session, "shard_unavailable", f"the worker is gone: {reason}"[:1024], self.node)
-            self._outbox.close(session.id)
-        self._sessions.clear()
-        self._ready.clear()
+            self._forget(session)
         self._batches.clear()
         self._postponed = []
 
@@ -416,7 +401,6 @@ class ShardCore:
         """Frees the worker's memory. Live sessions are never evicted."""
         if self._is_loaded and not self._sessions:
             self._is_loaded = False
-            self._has_worker = False  # the last stage unloaded ends the process
             self._work(Unload(self.settings.stage))
 
     def _on_batch_done(self, message: BatchDone, body: bytes) -> None:
@@ -558,18 +542,24 @@ class ShardCore:
         )
 
     def _drop(self, session: ShardSession, now_s: float) -> None:
-        if self._sessions.pop(session.id, None) is None:
+        if not self._forget(session):
             return
+        if session in self._postponed:
+            self._postponed.remove(session)
+        else:
+            self._work(CloseSession(session.id))
+        self._idle_since_s = now_s
+
+    def _forget(self, session: ShardSession) -> bool:
+        """Takes a session off every table; False where it was gone already."""
+        if self._sessions.pop(session.id, None) is None:
+            return False
         self._closed[session.id] = None
         while len(self._closed) > _REMEMBERED:
             self._closed.popitem(last=False)
         self._ready.pop(session.id, None)
         self._outbox.close(session.id)
-        if session in self._postponed:
-            self._postponed.remove(session)
-        elif self._has_worker:
-            self._work(CloseSession(session.id))
-        self._idle_since_s = now_s
+        return True
 
     def _fault(self, session: ShardSession, code: str, text: str, culprit: bytes | None) -> None:
         self._send(session.head, None, Fault(session.id, session.epoch, code, text, culprit))

@@ -109,6 +109,11 @@ class WorkerProcess(asyncio.Protocol):
         """Whether it owes an answer, so that its silence means something."""
         return self._answers_owed > 0
 
+    @property
+    def exit_status(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return None if self._process is None else self._process.returncode
+
     def send(self, message: ToWorker, *parts: bytes | memoryview) -> None:
         """Dropped where the worker is gone: `on_lost` says so, or has said so."""
         if self._transport is None or self._transport.is_closing():

@@ -16,7 +16,7 @@ from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover
 from potluck.orchestrator.generation import Generation, GenerationRequest, GenerationSettings
 from potluck.orchestrator.routing import replace_gaps
 from potluck.planner.cover import Candidate, greedy_cover
-from potluck.shard.core import ShardCore, ShardSettings, StartWorker, Work
+from potluck.shard.core import ShardCore, ShardSettings
 from potluck.testing.hash_model import VOCABULARY, HashSession, row_bytes, run_item, undisturbed
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import Boundary, Message, Sampler, Stage
@@ -148,7 +148,8 @@ class SimShard:
         self.worker: SimWorker | None = None
         self.is_alive = True
         self.sleeper = Sleeper(world.clock)
-        self._start_worker()
+        self.core.load()
+        self.carry_out()
 
     def _start_worker(self) -> None:
         if not self.is_alive or self.worker is not None:
@@ -156,8 +157,7 @@ class SimShard:
         worker = SimWorker(self.world.clock, lambda message, body: self._heard(worker, message, body), self.speed)
         worker.sign_of_life_s = self.world.clock.now_s
         self.worker = worker
-        self.core.on_worker_started(self.world.clock.now_s)
-        self.carry_out()
+        worker.do(Load(self.stage), b"")
 
     def _heard(self, worker: SimWorker, message: FromWorker, body: bytes) -> None:
         def act() -> None:
@@ -195,9 +195,9 @@ class SimShard:
         for effect in self.core.take_effects():
             if isinstance(effect, SendTo):
                 self.world.send(self.node, effect)
-            elif isinstance(effect, StartWorker):
+            elif isinstance(effect.message, Load):
                 self._start_worker()
-            elif isinstance(effect, Work) and self.worker is not None:
+            elif self.worker is not None:
                 self.worker.do(effect.message, effect.body)
 
     def kill(self) -> None:

@@ -109,6 +109,10 @@ class ModelStore:
         folder = self.root / entry.id
         return folder / entry.files[0].name if entry.format == "gguf" else folder
 
+    def manifest(self, name: str) -> bytes:
+        """The encoded manifest, whose hash is the model's weights_sha256."""
+        return (self.root / self.find(name).id / MANIFEST_NAME).read_bytes()
+
     def packed_folder(self, name: str) -> Path:
         """Where the engine may keep this model's packed weights: beside the model, and gone with it."""
         return self.root / self.find(name).id / "packed"

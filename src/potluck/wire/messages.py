@@ -84,7 +84,7 @@ class Wiring(msgspec.Struct, frozen=True, array_like=True):
     stages: Annotated[int, Meta(ge=1, le=64)]  # shards in the pipeline, for the size of batches
 
 
-class Open(_Message, tag="open"):
+class Open(_Message, frozen=True, tag="open"):
     session: SessionId
     epoch: Epoch
     model: Name
@@ -98,19 +98,19 @@ class Open(_Message, tag="open"):
     keeps_outbox: bool = True
 
 
-class Opened(_Message, tag="opened"):
+class Opened(_Message, frozen=True, tag="opened"):
     session: SessionId
     epoch: Epoch
 
 
-class Refused(_Message, tag="refused"):
+class Refused(_Message, frozen=True, tag="refused"):
     session: SessionId
     epoch: Epoch
     code: Name
     message: Text
 
 
-class Step(_Message, tag="step"):
+class Step(_Message, frozen=True, tag="step"):
     """Tokens position … position + count - 1. The body holds token ids (codec None) or activations that enter `layer`.
 
     `chooses`: after the last of them a token is to be chosen.
@@ -126,7 +126,7 @@ class Step(_Message, tag="step"):
     compute_us: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0  # summed over the shards so far, for the head's breakdown
 
 
-class Result(_Message, tag="result"):
+class Result(_Message, frozen=True, tag="result"):
     """The token chosen for `position` (None: a chunk of the prompt went through), with the time that shards computed."""
 
     session: SessionId
@@ -138,7 +138,7 @@ class Result(_Message, tag="result"):
     compute_us: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
 
 
-class Rewire(_Message, tag="rewire"):
+class Rewire(_Message, frozen=True, tag="rewire"):
     """A new epoch: forget what is past `length`, take these neighbours, drop frames of older epochs."""
 
     session: SessionId
@@ -148,7 +148,7 @@ class Rewire(_Message, tag="rewire"):
     sampler: Sampler | None = None
 
 
-class Rewired(_Message, tag="rewired"):
+class Rewired(_Message, frozen=True, tag="rewired"):
     """`outbox_from`: outputs of positions from here to the session's length are kept (its length: none are)."""
 
     session: SessionId
@@ -157,7 +157,7 @@ class Rewired(_Message, tag="rewired"):
     outbox_from: Position
 
 
-class Replay(_Message, tag="replay"):
+class Replay(_Message, frozen=True, tag="replay"):
     """Send what was sent before for positions start … stop - 1 to the (new) next shard."""
 
     session: SessionId
@@ -166,13 +166,13 @@ class Replay(_Message, tag="replay"):
     stop: Position
 
 
-class Truncate(_Message, tag="truncate"):
+class Truncate(_Message, frozen=True, tag="truncate"):
     session: SessionId
     epoch: Epoch
     length: Position
 
 
-class Credit(_Message, tag="credit"):
+class Credit(_Message, frozen=True, tag="credit"):
     """The ring may choose `tokens` more before the head must speak again."""
 
     session: SessionId
@@ -180,18 +180,18 @@ class Credit(_Message, tag="credit"):
     tokens: Annotated[int, Meta(ge=1, le=4096)]
 
 
-class Close(_Message, tag="close"):
+class Close(_Message, frozen=True, tag="close"):
     """Frees the session; also how a generation is cancelled. Not answered: it cannot fail."""
 
     session: SessionId
 
 
-class Probe(_Message, tag="probe"):
+class Probe(_Message, frozen=True, tag="probe"):
     session: SessionId
     nonce: int
 
 
-class Probed(_Message, tag="probed"):
+class Probed(_Message, frozen=True, tag="probed"):
     """`worker_idle_us`: since the worker last gave a sign of life. `position_in`, `position_out`: what came and what left."""
 
     session: SessionId
@@ -202,7 +202,7 @@ class Probed(_Message, tag="probed"):
     position_out: Position
 
 
-class Fault(_Message, tag="fault"):
+class Fault(_Message, frozen=True, tag="fault"):
     """Something broke for a session. `culprit` is the node at fault, as far as the sender can tell."""
 
     session: SessionId
@@ -212,7 +212,7 @@ class Fault(_Message, tag="fault"):
     culprit: NodeId | None
 
 
-class Describe(_Message, tag="describe"):
+class Describe(_Message, frozen=True, tag="describe"):
     """Asks a node what it serves."""
 
     nonce: int
@@ -231,7 +231,7 @@ class ShardInfo(msgspec.Struct, frozen=True, array_like=True):
     step_us: int  # running average for one token; 0: unknown
 
 
-class Described(_Message, tag="described"):
+class Described(_Message, frozen=True, tag="described"):
     nonce: int
     node: NodeId
     version: Name
@@ -240,20 +240,20 @@ class Described(_Message, tag="described"):
     worker_pids: Annotated[tuple[int, ...], Meta(max_length=64)]
 
 
-class GetTokenizer(_Message, tag="get_tokenizer"):
+class GetTokenizer(_Message, frozen=True, tag="get_tokenizer"):
     """Asks for the manifest (which the model's hash covers) and the tokenizer that it names. The answer's body holds both."""
 
     nonce: int
     weights_sha256: Name
 
 
-class TokenizerData(_Message, tag="tokenizer_data"):
+class TokenizerData(_Message, frozen=True, tag="tokenizer_data"):
     nonce: int
     manifest_bytes: Annotated[int, Meta(ge=0, le=64 << 20)]
     tokenizer_bytes: Annotated[int, Meta(ge=0, le=64 << 20)]
 
 
-class Failed(_Message, tag="failed"):
+class Failed(_Message, frozen=True, tag="failed"):
     """The answer to a request (Describe, GetTokenizer) that could not be met."""
 
     nonce: int

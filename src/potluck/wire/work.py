@@ -19,19 +19,19 @@ class _Work(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 # ---------------------------------------------------------------- daemon to worker
 
 
-class Load(_Work, tag="load"):
+class Load(_Work, frozen=True, tag="load"):
     """Load a stage of the model that the worker was started for; answered by Loaded or LoadFailed."""
 
     stage: Stage
 
 
-class Unload(_Work, tag="unload"):
+class Unload(_Work, frozen=True, tag="unload"):
     """Drop a loaded stage; the worker ends by itself when none is left."""
 
     stage: Stage
 
 
-class OpenSession(_Work, tag="open_session"):
+class OpenSession(_Work, frozen=True, tag="open_session"):
     """Reserve KV for `positions` on the part `stage` of a loaded shard; answered by SessionOpened or SessionRefused."""
 
     session: SessionId
@@ -56,12 +56,12 @@ class WorkItem(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: int
 
 
-class RunBatch(_Work, tag="run_batch"):
+class RunBatch(_Work, frozen=True, tag="run_batch"):
     batch: int
     items: tuple[WorkItem, ...]
 
 
-class TruncateSession(_Work, tag="truncate_session"):
+class TruncateSession(_Work, frozen=True, tag="truncate_session"):
     """Forget what is past `length`; `sampler` replaces the one given at opening (a new epoch's journal)."""
 
     session: SessionId
@@ -69,11 +69,11 @@ class TruncateSession(_Work, tag="truncate_session"):
     sampler: Sampler | None
 
 
-class CloseSession(_Work, tag="close_session"):
+class CloseSession(_Work, frozen=True, tag="close_session"):
     session: SessionId
 
 
-class Ping(_Work, tag="ping"):
+class Ping(_Work, frozen=True, tag="ping"):
     nonce: int
 
 
@@ -83,24 +83,24 @@ ToWorker = Load | Unload | OpenSession | RunBatch | TruncateSession | CloseSessi
 # ---------------------------------------------------------------- worker to daemon
 
 
-class Loaded(_Work, tag="loaded"):
+class Loaded(_Work, frozen=True, tag="loaded"):
     stage: Stage
     weight_bytes: int
     kv_budget_bytes: int
     step_us: int  # one token through this stage, measured after warming up
 
 
-class LoadFailed(_Work, tag="load_failed"):
+class LoadFailed(_Work, frozen=True, tag="load_failed"):
     stage: Stage
     code: Name
     message: Text
 
 
-class SessionOpened(_Work, tag="session_opened"):
+class SessionOpened(_Work, frozen=True, tag="session_opened"):
     session: SessionId
 
 
-class SessionRefused(_Work, tag="session_refused"):
+class SessionRefused(_Work, frozen=True, tag="session_refused"):
     session: SessionId
     code: Name
     message: Text
@@ -118,13 +118,13 @@ class WorkOutput(msgspec.Struct, frozen=True, array_like=True):
     message: Text
 
 
-class BatchDone(_Work, tag="batch_done"):
+class BatchDone(_Work, frozen=True, tag="batch_done"):
     batch: int
     outputs: tuple[WorkOutput, ...]
     compute_us: int
 
 
-class Pong(_Work, tag="pong"):
+class Pong(_Work, frozen=True, tag="pong"):
     """Sent from a thread beside the computing one: `progress` counts finished batches."""
 
     nonce: int

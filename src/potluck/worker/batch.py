@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from potluck.core.errors import BadRequest, PotluckError
+from potluck.core.errors import BadRequest, PotluckError, ShardCorruption
 from potluck.engine.cpu_engine import Step, StepResult
 from potluck.engine.sampling import Chosen
 from potluck.wire.codecs import check_rows, decode, encode
@@ -18,12 +18,6 @@ from potluck.worker.session import WorkerSession, rounded, roundings
 
 _MESSAGE_CHARACTERS = 1024  # what the protocol takes
 _TOKEN_IDS = np.dtype("<i4")
-
-
-class ShardCorruption(PotluckError):
-    """Activations arrived that no sound shard sends."""
-
-    code = "shard_corruption"
 
 
 @dataclass

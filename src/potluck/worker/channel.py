@@ -1,20 +1,24 @@
-"""The worker's end of its private stream. Frames are read on a thread of their own, which answers pings by itself.
+"""The worker's end of its private stream. Pings are answered and the stream's end is noticed even while the worker computes.
 
-So a ping is answered while the main thread computes (kernels release the GIL), and the end of the stream ends the process at once.
+The main thread reads the stream itself, because waking another thread for every step would cost more than the reading; a second
+thread looks at the stream from time to time while the main thread is busy elsewhere (kernels release the GIL).
 """
 
-import queue
+import select
 import socket
 import sys
 import threading
+import time
+from collections import deque
 
 from potluck.core.errors import ProtocolViolation
 from potluck.wire.work import FromWorker, Ping, Pong, ToWorker
 from potluck.wire.work_frames import encode, to_worker_decoder
 from potluck.worker.host_process import end
 
-_READ_BYTES = 256 << 10
 BROKEN_STREAM = 76  # exit status: what came was not our protocol
+_READ_BYTES = 256 << 10
+_LOOK_S, _IDLE_LOOK_S, _IDLE_AFTER_S = 0.02, 0.2, 2.0
 
 
 class Channel:
@@ -23,17 +27,23 @@ class Channel:
     def __init__(self, stream: socket.socket) -> None:
         self.progress = 0
         self._stream = stream
-        self._sending = threading.Lock()
-        self._arrived: queue.SimpleQueue[tuple[ToWorker, bytes]] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read, name="potluck-channel", daemon=True)
-        self._reader.start()
+        self._decoder = to_worker_decoder()
+        self._arrived: deque[tuple[ToWorker, bytes]] = deque()
+        self._reading, self._sending = threading.Lock(), threading.Lock()
+        self._last_read = time.monotonic()
+        self._watcher = threading.Thread(target=self._watch, name="potluck-channel", daemon=True)
+        self._watcher.start()
 
     def __repr__(self) -> str:
-        return f"<Channel with {self._arrived.qsize()} messages waiting>"
+        return f"<Channel with {len(self._arrived)} messages waiting>"
 
     def receive(self) -> tuple[ToWorker, bytes]:
         """Waits for the next message; there is always one, because the end of the stream is the end of the process."""
-        return self._arrived.get()
+        while not self._arrived:
+            with self._reading:
+                if not self._arrived:
+                    self._read()
+        return self._arrived.popleft()
 
     def send(self, message: FromWorker, *parts: bytes | memoryview) -> None:
         buffers = encode(message, *parts)
@@ -45,17 +55,32 @@ class Channel:
                 sent = max(0, sent - len(buffer))
 
     def _read(self) -> None:
-        decoder = to_worker_decoder()
+        """Takes what is there, or waits for something. Called by whoever holds `_reading`."""
         try:
-            while data := self._stream.recv(_READ_BYTES):
-                for message, body in decoder.feed(data):
-                    if isinstance(message, Ping):
-                        self.send(Pong(message.nonce, self.progress))
-                    else:
-                        self._arrived.put((message, body))
+            data = self._stream.recv(_READ_BYTES)
+            frames = self._decoder.feed(data)
         except ProtocolViolation as error:
             print(f"worker: the daemon's stream is broken: {error}", file=sys.stderr)
             end(BROKEN_STREAM)
         except OSError:
-            pass  # the daemon is gone; there is nobody to tell
-        end(0)
+            end(0)  # the daemon is gone, which a killed one shows as a reset; there is nobody to tell
+        if not data:
+            end(0)
+        self._last_read = time.monotonic()
+        for message, body in frames:
+            if isinstance(message, Ping):
+                self.send(Pong(message.nonce, self.progress))
+            else:
+                self._arrived.append((message, body))
+
+    def _watch(self) -> None:
+        while True:
+            is_idle = time.monotonic() - self._last_read > _IDLE_AFTER_S
+            time.sleep(_IDLE_LOOK_S if is_idle else _LOOK_S)
+            # Where the main thread waits for the stream it holds the lock, and needs no help.
+            if self._reading.acquire(blocking=False):
+                try:
+                    if select.select([self._stream], [], [], 0)[0]:
+                        self._read()
+                finally:
+                    self._reading.release()

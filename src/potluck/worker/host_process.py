@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 
@@ -33,7 +34,7 @@ def leave_interrupts_to_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def end(status: int) -> None:
+def end(status: int) -> NoReturn:
     """Ends the process from any thread, at once: kernels in other threads cannot be asked to stop."""
     sys.stderr.flush()
     os._exit(status)

@@ -37,7 +37,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _report(error)
         end(_FAILED)
     end(0)
-    raise AssertionError("unreachable")
 
 
 def serve(channel: Channel, settings: WorkerSettings) -> None:

@@ -1,0 +1,99 @@
+"""`potluck ask --via`: the question goes over shards on other machines; prints text as it comes, and what happened to the shards."""
+
+import time
+from dataclasses import dataclass
+
+from potluck.cli.console import notice, print_json
+from potluck.core.errors import BadRequest, PipelineStalled, PotluckError, ShardUnavailable
+from potluck.core.sampling_params import SamplingParams
+
+CODECS = ("fp32", "fp16", "int8")
+
+
+@dataclass(frozen=True)
+class RemoteQuestion:
+    addresses: list[str]
+    model: str | None
+    messages: list[dict[str, str]]
+    params: SamplingParams
+    max_tokens: int
+    uses_ring: bool
+    codec: str
+    as_json: bool
+
+
+def ask_via(question: RemoteQuestion) -> None:
+    from potluck.net.loop import run
+
+    if question.codec not in CODECS:
+        raise BadRequest(f"--activation-dtype must be one of {', '.join(CODECS)}, not {question.codec}")
+    run(_ask(question))
+
+
+async def _ask(question: RemoteQuestion) -> None:
+    from potluck.identity.keys import NodeKey
+    from potluck.net.tls import TlsTransport
+    from potluck.node.asking import RemoteModel
+    from potluck.node.node import Node
+
+    key = NodeKey.generate()
+    node = Node(key, TlsTransport(key, lambda node: None))
+    try:
+        await node.orchestrator.connect([address.strip() for address in question.addresses])
+        await _answer(await RemoteModel.find(node, question.model), question, node)
+    finally:
+        await node.stop()
+
+
+async def _answer(model: object, question: RemoteQuestion, node: object) -> None:
+    from potluck.node.asking import RemoteModel
+    from potluck.node.node import Node
+    from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover, ShardStatus, TokenDelta
+    from potluck.orchestrator.generation import GenerationSettings
+    from potluck.orchestrator.orchestrator import DistributedChatParams
+
+    assert isinstance(model, RemoteModel)
+    assert isinstance(node, Node)
+    params = DistributedChatParams(settings=GenerationSettings(uses_ring=question.uses_ring))
+    request = model.request(model.encode_chat(question.messages), question.params, question.max_tokens)
+    edges = [placed.stage.start for placed in node.orchestrator.pipeline_for(request, params)[1:]]
+    request = model.request(request.prompt, question.params, question.max_tokens, question.codec, edges)  # type: ignore[arg-type]
+    parts: list[str] = []
+    tokens: list[int] = []
+    failovers: list[dict[str, object]] = []
+    began = first = time.perf_counter()
+    end: object = None
+    async for frame, text in model.generate(request, params):
+        parts.append(text)
+        if not question.as_json:
+            print(text, end="", flush=True)
+        if isinstance(frame, TokenDelta):
+            tokens.append(frame.token)
+            first = time.perf_counter() if len(tokens) == 1 else first
+        elif isinstance(frame, ShardStatus) and not question.as_json:
+            notice(f"\n[{frame.shard_id} {frame.status}: {frame.reason}]")
+        elif isinstance(frame, ShardFailover):
+            failovers.append({"lost": frame.lost, "pause_ms": round(frame.pause_ms, 1), "method": frame.method})
+            if not question.as_json:
+                notice(f"[failover: {', '.join(frame.lost)} replaced, pause {frame.pause_ms:.0f} ms]")
+        elif isinstance(frame, Finished | PipelineAborted):
+            end = frame
+    elapsed = time.perf_counter() - first
+    speed = (len(tokens) - 1) / elapsed if len(tokens) > 1 else 0.0
+    if isinstance(end, PipelineAborted):
+        raise _error_of(end.code, f"{end.message} (after {end.generated_tokens} tokens)")
+    if question.as_json:
+        return print_json(
+            {
+                "model": model.info.model, "text": "".join(parts), "finish_reason": getattr(end, "reason", "stop"),
+                "prompt_tokens": len(request.prompt), "completion_tokens": len(tokens), "tokens": tokens,
+                "first_token_ms": round((first - began) * 1000, 1), "tokens_per_s": round(speed, 1), "failovers": failovers,
+            }
+        )  # fmt: skip
+    print(flush=True)
+    stages = len(edges) + 1
+    notice(f"[{len(tokens)} tokens, {speed:.0f} tokens/s, first after {(first - began) * 1000:.0f} ms, {stages} shards]")
+
+
+def _error_of(code: str, message: str) -> PotluckError:
+    return PipelineStalled(message) if code == "pipeline_stalled" else ShardUnavailable(f"{code}: {message}")

@@ -1,0 +1,216 @@
+"""Runs generations: finds shards, hands messages, losses and time to each generation, and streams its frames.
+
+The deciding is `generation.py`'s; here is what needs a loop. Every task has an owner; a generation's reader that goes away ends it.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import msgspec
+
+from potluck.core.errors import BadRequest, PotluckError, ShardUnavailable
+from potluck.net.peers import PeerLinks
+from potluck.orchestrator.frames import Finished, PipelineAborted, StreamFrame, TokenDelta
+from potluck.orchestrator.generation import Generation, GenerationRequest, GenerationSettings
+from potluck.orchestrator.routing import ShardStore, replace_gaps
+from potluck.planner.cover import Candidate, Placed, greedy_cover
+from potluck.wire.effects import SendTo
+from potluck.wire.messages import Describe, Described, Failed, GetTokenizer, Message, Stage, TokenizerData
+
+_ANSWER_TIMEOUT_S = 5.0
+_RETRY_S = 0.5
+
+
+class DistributedChatParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How one request uses the pipeline; the generation's own settings, and limits of the caller."""
+
+    settings: GenerationSettings = GenerationSettings()
+    fallback_to_local: bool = True
+    max_shards_per_request: int = 16
+
+
+class Running:
+    """One generation and its reader."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+        self.frames: asyncio.Queue[StreamFrame] = asyncio.Queue()
+        self.timer: asyncio.TimerHandle | None = None
+        self.began_s = time.monotonic()
+
+
+class PipelineOrchestrator:
+    """Heads generations for one node. `store` holds the shards that are on offer; `connect` and the swarm fill it."""
+
+    def __init__(self, node: bytes, links: PeerLinks, send: Callable[[SendTo], None], most: int = 64) -> None:
+        self.store = ShardStore()
+        self.max_concurrent_pipelines = most
+        self._node, self._links, self._send = node, links, send
+        self._running: list[Running] = []
+        self._answers: dict[int, asyncio.Future[tuple[Message, bytes]]] = {}
+        self._nonce = 0
+        self._addresses: dict[str, bytes | None] = {}
+        self._retrying: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<PipelineOrchestrator {len(self._running)} running, {self.store!r}>"
+
+    # ------------------------------------------------------------ finding shards
+
+    async def connect(self, addresses: Sequence[str]) -> list[Described]:
+        """Links to these addresses and asks what they serve. Those that cannot be reached are tried again later."""
+        answers = await asyncio.gather(*(self._try(address) for address in addresses))
+        if self._retrying is None:
+            self._retrying = asyncio.get_running_loop().create_task(self._retry())
+        found = [answer for answer in answers if answer is not None]
+        if not found:
+            raise ShardUnavailable(f"none of {', '.join(addresses)} can be reached")
+        return found
+
+    async def _try(self, address: str) -> Described | None:
+        self._addresses.setdefault(address, None)
+        try:
+            node = await self._links.connect(address)
+            answer, _ = await self.ask(node, lambda nonce: Describe(nonce))
+        except (PotluckError, OSError, TimeoutError):
+            return None
+        if not isinstance(answer, Described):
+            return None
+        self._addresses[address] = node
+        self.store.put(node, address, answer)
+        return answer
+
+    async def _retry(self) -> None:
+        """Looks for nodes that were lost, so that a pipeline that waits for one goes on when it is back."""
+        while True:
+            await asyncio.sleep(_RETRY_S)
+            for address, node in list(self._addresses.items()):
+                if node is None or not self._links.is_linked(node):
+                    answer = await self._try(address)
+                    if answer is not None:
+                        self._returned(answer.node)
+
+    def _returned(self, node: bytes) -> None:
+        now = asyncio.get_running_loop().time()
+        for running in list(self._running):
+            running.generation.on_returned(node, now)
+            self._carry_out(running)
+
+    async def ask(self, node: bytes, question: Callable[[int], Message]) -> tuple[Message, bytes]:
+        """One request and its answer. Raises TimeoutError; a Failed answer is raised as what it says."""
+        self._nonce += 1
+        nonce = self._nonce
+        future: asyncio.Future[tuple[Message, bytes]] = asyncio.get_running_loop().create_future()
+        self._answers[nonce] = future
+        try:
+            self._send(SendTo(node, None, question(nonce)))
+            answer, body = await asyncio.wait_for(future, _ANSWER_TIMEOUT_S)
+        finally:
+            self._answers.pop(nonce, None)
+        if isinstance(answer, Failed):
+            raise BadRequest(f"{answer.code}: {answer.message}")
+        return answer, body
+
+    async def fetch_tokenizer(self, node: bytes, weights_sha256: str) -> tuple[bytes, bytes]:
+        """The manifest and the tokenizer of a model, as a shard has them; the caller checks them against the hash."""
+        answer, body = await self.ask(node, lambda nonce: GetTokenizer(nonce, weights_sha256))
+        if not isinstance(answer, TokenizerData) or answer.manifest_bytes + answer.tokenizer_bytes != len(body):
+            raise BadRequest("a shard answered with something else than a tokenizer")
+        return body[: answer.manifest_bytes], body[answer.manifest_bytes :]
+
+    def on_answer(self, sender: bytes, message: Described | TokenizerData | Failed, body: bytes) -> None:
+        future = self._answers.get(message.nonce)
+        if future is not None and not future.done():
+            future.set_result((message, body))
+
+    # ------------------------------------------------------------ generating
+
+    async def chat(self, request: GenerationRequest, params: DistributedChatParams) -> AsyncIterator[StreamFrame]:
+        """Streams frames to the end. Leaving the loop early cancels the generation and frees every shard."""
+        if len(self._running) >= self.max_concurrent_pipelines:
+            raise ShardUnavailable(f"all {self.max_concurrent_pipelines} pipelines are in use")
+        running = Running(self._generation(request, params))
+        self._running.append(running)
+        loop = asyncio.get_running_loop()
+        try:
+            running.generation.start(loop.time())
+            self._carry_out(running)
+            while True:
+                frame = await running.frames.get()
+                if isinstance(frame, TokenDelta):
+                    running.generation.consumed(1, loop.time())
+                    self._carry_out(running)
+                yield frame
+                if isinstance(frame, Finished | PipelineAborted):
+                    return
+        finally:
+            running.generation.cancel()
+            self._carry_out(running)
+            self._running.remove(running)
+            if running.timer is not None:
+                running.timer.cancel()
+
+    def pipeline_for(self, request: GenerationRequest, params: DistributedChatParams) -> list[Placed]:
+        """The shards that a request would use. Raises ShardUnavailable with what is missing."""
+        candidates = self._candidates(request, params.fallback_to_local)
+        placed = greedy_cover(candidates, Stage(0, request.layer_count, True, True))
+        if placed is None:
+            raise ShardUnavailable(self.store.explain_gap(request.model, request.weights_sha256, request.layer_count))
+        if len(placed) > params.max_shards_per_request:
+            raise ShardUnavailable(f"{len(placed)} shards would be needed; at most {params.max_shards_per_request} may be used")
+        return placed
+
+    def _candidates(self, request: GenerationRequest, allows_local: bool) -> list[Candidate]:
+        return self.store.candidates(request.model, request.weights_sha256, request.arithmetic, allows_local)
+
+    def _generation(self, request: GenerationRequest, params: DistributedChatParams) -> Generation:
+        def repick(
+            kept: Sequence[Placed | None], excluded: frozenset[bytes], allows_local: bool
+        ) -> list[list[Placed]] | None:
+            reachable = [
+                c
+                for c in self._candidates(request, allows_local and params.fallback_to_local)
+                if c.node == self._node or self._links.is_linked(c.node)
+            ]
+            return replace_gaps(kept, reachable, excluded, request.layer_count)
+
+        pipeline = self.pipeline_for(request, params)
+        return Generation(request, pipeline, repick, params.settings, lambda: os.urandom(16), self._node)
+
+    def on_message(self, sender: bytes, session: bytes, message: Message) -> bool:
+        """Whether a generation knows that session."""
+        for running in self._running:
+            if session in running.generation.sessions:
+                running.generation.on_message(sender, message, asyncio.get_running_loop().time())
+                self._carry_out(running)
+                return True
+        return False
+
+    def on_lost(self, node: bytes, reason: str) -> None:
+        now = asyncio.get_running_loop().time()
+        for running in list(self._running):
+            running.generation.on_lost(node, reason, now)
+            self._carry_out(running)
+
+    def _carry_out(self, running: Running) -> None:
+        for effect in running.generation.take_effects():
+            self._send(effect)
+        for frame in running.generation.take_frames():
+            running.frames.put_nowait(frame)
+        if running.timer is not None:
+            running.timer.cancel()
+            running.timer = None
+        if not running.generation.is_ended:
+            loop = asyncio.get_running_loop()
+            running.timer = loop.call_at(running.generation.next_wake_s(), self._on_time, running)
+
+    def _on_time(self, running: Running) -> None:
+        running.generation.on_time(asyncio.get_running_loop().time())
+        self._carry_out(running)
+
+    async def close(self) -> None:
+        if self._retrying is not None:
+            self._retrying.cancel()
+            await asyncio.gather(self._retrying, return_exceptions=True)

@@ -1,0 +1,122 @@
+"""A served shard in the daemon: the deciding core, its worker process, and the clock. Sends through whoever owns the links.
+
+Imports neither numba nor torch; numbers live in the worker.
+"""
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import msgspec
+
+from potluck.shard.core import ShardCore, ShardSettings
+from potluck.shard.worker_supervisor import WorkerSupervisor
+from potluck.wire.codecs import encoded_bytes
+from potluck.wire.effects import SendTo
+from potluck.wire.messages import Message, ShardInfo
+from potluck.wire.work import FromWorker
+from potluck.wire.worker_settings import WorkerSettings
+
+Send = Callable[[SendTo], None]
+
+
+class ShardHealth(msgspec.Struct, frozen=True):
+    """How a shard is, for whoever may ask."""
+
+    shard_id: str
+    online: bool
+    last_seen: datetime
+    p95_latency_ms: float
+    queue_depth: int
+
+
+def shard_id(model: str, start: int, stop: int) -> str:
+    """`<model>:<lo>-<hi>`, inclusive, as people see ranges."""
+    return f"{model}:{start}-{stop - 1}"
+
+
+class ShardServer:
+    """Hosts one contiguous range of a model. Loaded at `start` or on the first OPEN; evicted when nobody has used it for long."""
+
+    def __init__(self, node: bytes, settings: ShardSettings, worker: WorkerSettings, send: Send) -> None:
+        self.core = ShardCore(node, settings, encoded_bytes)  # type: ignore[arg-type]
+        self.supervisor = WorkerSupervisor(worker, self._on_worker_message, self._on_worker_lost)
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._loaded = asyncio.Event()
+        self._failure = ""
+
+    def __repr__(self) -> str:
+        return f"<ShardServer {self.shard_id} {self.core!r} {self.supervisor!r}>"
+
+    @property
+    def settings(self) -> ShardSettings:
+        return self.core.settings
+
+    @property
+    def shard_id(self) -> str:
+        return shard_id(self.settings.model, self.settings.stage.start, self.settings.stage.stop)
+
+    async def start(self) -> None:
+        """Loads the weights and returns when the shard is warm."""
+        self.core.load()
+        self._carry_out()
+        await self._loaded.wait()
+
+    def deliver(self, sender: bytes, message: Message, body: bytes) -> None:
+        self.core.on_message(sender, message, body, self._loop.time(), self._worker_idle_us())
+        self._carry_out()
+
+    def node_lost(self, node: bytes) -> None:
+        self.core.on_node_lost(node, self._loop.time())
+        self._carry_out()
+
+    def _worker_idle_us(self) -> int:
+        last = self.supervisor.last_sign_of_life
+        if last is None or not self.supervisor.is_busy:
+            return 0
+        return max(0, int((self._loop.time() - last) * 1e6))
+
+    def _on_worker_message(self, message: FromWorker, body: bytes) -> None:
+        self.core.on_worker_message(message, body, self._loop.time())
+        self._carry_out()
+        if self.core.state.is_loaded:
+            self._loaded.set()
+
+    def _on_worker_lost(self, reason: str) -> None:
+        self._loaded.clear()
+        self.core.on_worker_lost(reason)
+        self._carry_out()
+
+    def _carry_out(self) -> None:
+        for effect in self.core.take_effects():
+            if isinstance(effect, SendTo):
+                self._send(effect)
+            else:
+                self.supervisor.send(effect.message, effect.body)
+
+    def info(self) -> ShardInfo:
+        settings, state = self.settings, self.core.state
+        return ShardInfo(
+            settings.model, settings.weights_sha256, settings.arithmetic, settings.layer_count, settings.stage, state.is_loaded,
+            settings.max_concurrent_streams, state.streams, state.queue_depth, state.step_us,
+        )  # fmt: skip
+
+    async def health(self) -> ShardHealth:
+        state = self.core.state
+        return ShardHealth(
+            self.shard_id, state.is_loaded, datetime.now(UTC), state.step_us / 1000, state.queue_depth
+        )
+
+    def evict_if_idle(self) -> None:
+        if self.core.evict_if_idle(self._loop.time()):
+            self._loaded.clear()
+        self._carry_out()
+
+    async def evict(self) -> None:
+        """Frees the worker's memory now, unless sessions live on it."""
+        self.core.evict()
+        self._carry_out()
+
+    async def stop(self) -> None:
+        await self.supervisor.stop()

@@ -1,0 +1,52 @@
+"""Messages for tests of the wire and the links."""
+
+from potluck.core.sampling_params import SamplingParams
+from potluck.wire.messages import Close, Describe, Message, Open, Sampler, Stage, Step, Wiring
+
+
+def session_id(number: int) -> bytes:
+    """16 bytes; different numbers below 2**32 give different streams."""
+    return number.to_bytes(4, "little") + b"session-body"
+
+
+def step(session: int = 1, position: int = 0) -> Step:
+    return Step(
+        session=session_id(session), epoch=3, position=position, count=1, layer=15, codec="fp32", chooses=True, compute_us=7
+    )
+
+
+def close(session: int = 1) -> Close:
+    return Close(session=session_id(session))
+
+
+def describe(nonce: int = 1) -> Describe:
+    return Describe(nonce=nonce)
+
+
+def opening(session: int = 1, history: int = 4) -> Open:
+    """An Open whose sampler knows `history` tokens."""
+    sampler = Sampler(
+        params=SamplingParams(temperature=0.5, seed=7, logit_bias={3: 1.5}),
+        choice=0,
+        prompt_length=history,
+        history=tuple(100_000 + number % 1000 for number in range(history)),
+        eos=(2,),
+        limit=history + 100,
+    )
+    return Open(
+        session=session_id(session),
+        epoch=0,
+        model="model",
+        weights_sha256="0" * 64,
+        arithmetic=1,
+        stage=Stage(start=0, stop=15, has_embedding=True),
+        positions=history + 100,
+        wiring=Wiring(previous=None, next=None, ring=None, ring_from=None, forward_from=0, stages=1),
+        sampler=sampler,
+    )
+
+
+def session_of(message: Message) -> bytes:
+    session = getattr(message, "session", b"")
+    assert isinstance(session, bytes)
+    return session

@@ -1,0 +1,109 @@
+"""Frames between daemon and worker: what goes in comes out, however it is cut, and nothing else does."""
+
+import random
+import struct
+
+import msgspec
+import pytest
+
+from potluck.core.errors import ProtocolViolation, WireMisuse
+from potluck.core.sampling_params import SamplingParams
+from potluck.wire.messages import Boundary, Sampler, Stage
+from potluck.wire.work import (
+    BatchDone,
+    CloseSession,
+    Load,
+    Loaded,
+    LoadFailed,
+    OpenSession,
+    Ping,
+    Pong,
+    RunBatch,
+    SessionOpened,
+    SessionRefused,
+    TruncateSession,
+    Unload,
+    WorkItem,
+    WorkOutput,
+)
+from potluck.wire.work_frames import MAX_BODY_BYTES, encode, from_worker_decoder, to_worker_decoder
+
+SESSION = bytes(range(16))
+STAGE = Stage(0, 15, True, False)
+SAMPLER = Sampler(SamplingParams(temperature=0.7, logit_bias={3: 1.5}, seed=9), 1, 2, (5, 6, 7), (2,), 100)
+TO_WORKER = [
+    (Load(STAGE), b""),
+    (OpenSession(SESSION, STAGE, 200, (Boundary(3, "int8"),), SAMPLER), b""),
+    (RunBatch(7, (WorkItem(SESSION, 4, 1, "fp32", "int8", True, 2304),)), bytes(range(256)) * 9),
+    (TruncateSession(SESSION, 3, None), b""),
+    (CloseSession(SESSION), b""),
+    (Ping(12), b""),
+    (Unload(STAGE), b""),
+]
+FROM_WORKER = [
+    (Loaded(STAGE, 1, 2, 3), b""),
+    (LoadFailed(STAGE, "bad_model_file", "no"), b""),
+    (SessionOpened(SESSION), b""),
+    (SessionRefused(SESSION, "kv_budget_exceeded", "full"), b""),
+    (BatchDone(7, (WorkOutput(SESSION, 3, 5, -0.5, ((5, -0.5),), "", ""),), 4000), b"abc"),
+    (Pong(12, 1), b""),
+]
+
+
+def written(*messages: object) -> bytes:
+    return b"".join(b"".join(encode(message, body)) for message, body in messages)  # type: ignore[misc,arg-type]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 1000, 1 << 20])
+def test_messages_survive_any_cut(size: int) -> None:
+    for messages, decoder in ((TO_WORKER, to_worker_decoder()), (FROM_WORKER, from_worker_decoder())):
+        data = written(*messages)
+        frames = [frame for at in range(0, len(data), size) for frame in decoder.feed(data[at : at + size])]
+        assert frames == messages
+
+
+def test_parts_of_a_body_are_joined_and_not_copied() -> None:
+    first, second = b"x" * 2304, memoryview(b"y" * 100)
+    head, *parts = encode(TO_WORKER[2][0], first, second)
+    assert parts[0] is first
+    assert parts[1] is second
+    [(message, body)] = to_worker_decoder().feed(b"".join([head, *parts]))
+    assert (message, body) == (TO_WORKER[2][0], first + bytes(second))
+
+
+def test_sizes_past_the_limits_are_refused_on_the_header() -> None:
+    for sizes in ((17 << 20, 0), (1, (256 << 20) + 1), (0xFFFFFFFF, 0xFFFFFFFF)):
+        with pytest.raises(ProtocolViolation):
+            to_worker_decoder().feed(struct.pack("<II", *sizes))
+
+
+def test_a_body_past_the_limit_is_our_own_fault() -> None:
+    with pytest.raises(WireMisuse):
+        encode(Ping(1), memoryview(bytearray(1)).cast("B"), *[bytes(MAX_BODY_BYTES // 4)] * 4)
+
+
+def test_messages_of_the_other_direction_are_refused() -> None:
+    with pytest.raises(ProtocolViolation):
+        to_worker_decoder().feed(written(FROM_WORKER[0]))
+    with pytest.raises(ProtocolViolation):
+        from_worker_decoder().feed(written(TO_WORKER[0]))
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_rubbish_gives_typed_errors_only(seed: int) -> None:
+    rng = random.Random(seed)
+    data = bytearray(written(*TO_WORKER))
+    for _ in range(rng.randint(1, 8)):
+        data[rng.randrange(len(data))] = rng.randrange(256)
+    decoder = to_worker_decoder()
+    try:
+        frames = decoder.feed(bytes(data))
+    except ProtocolViolation:
+        return
+    assert len(frames) <= len(TO_WORKER) + 1
+
+
+def test_a_message_that_is_not_msgpack_is_refused() -> None:
+    meta = msgspec.msgpack.encode(["ping", "no number"])
+    with pytest.raises(ProtocolViolation):
+        to_worker_decoder().feed(struct.pack("<II", len(meta), 0) + meta)
