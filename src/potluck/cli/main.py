@@ -13,7 +13,7 @@ from typing import Annotated, cast
 import typer
 
 from potluck import __version__
-from potluck.cli import ask, bench, models, up
+from potluck.cli import ask, bench, local, models, up
 from potluck.cli.console import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, exit_code_of, report_error
 from potluck.core.errors import BadRequest, PotluckError
 
@@ -26,6 +26,8 @@ app = typer.Typer(
 )
 app.command("ask")(ask.ask)
 app.command("up")(up.up)
+app.command("local")(local.local)
+app.command("status")(local.status)
 app.command("pull")(models.pull)
 app.command("models")(models.models)
 app.command("remove")(models.remove)
@@ -56,7 +58,9 @@ potluck models                   list the models in the store
 potluck remove ID                delete one
 potluck bench engine             measure this machine
 potluck ask "..."                ask one a question
-potluck up --layers 0-14          serve some layers to other machines
+potluck up --layers 0-14         serve some layers to other machines
+potluck local --nodes 3          try it out: several nodes on this machine
+potluck status --via ADDR,ADDR   what nodes serve, and how they are
 potluck COMMAND --help           all about a command
 """
 
@@ -116,3 +120,7 @@ def _silence_stdout() -> None:
 
 def main() -> None:
     sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -19,16 +19,17 @@ def up(
     listen: Annotated[str, typer.Option("--listen", help="Address to serve at; port 0: any.")] = f"127.0.0.1:{DEFAULT_PORT}",
     threads: Annotated[int, typer.Option("--threads", "-t", min=1, help="Threads that compute.")] = 1,
     streams: Annotated[int, typer.Option("--streams", min=1, help="Sessions at once; more are refused.")] = 16,
+    spare: Annotated[bool, typer.Option("--spare", help="Be used only where other holders fail.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Serve a range of layers; Ctrl-C ends it."""
     from potluck.net.loop import run
 
-    run(_serve(model, layers, listen, threads, streams, as_json))
+    run(_serve(model, layers, listen, threads, streams, spare, as_json))
 
 
 async def _serve(
-    model: str | None, layers: str | None, listen: str, threads: int, streams: int, as_json: bool
+    model: str | None, layers: str | None, listen: str, threads: int, streams: int, is_spare: bool, as_json: bool
 ) -> None:
     from potluck.node.identity_file import own_key
     from potluck.node.node import Node
@@ -44,7 +45,7 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     try:
-        server = serve(node, stored, stage, ServingSettings(threads=threads, max_concurrent_streams=streams))
+        server = serve(node, stored, stage, ServingSettings(threads=threads, max_concurrent_streams=streams, is_spare=is_spare))
         loading = asyncio.ensure_future(server.start())
         stopping = asyncio.ensure_future(stopped.wait())
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)

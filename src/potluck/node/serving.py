@@ -65,13 +65,14 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     kv_budget_bytes: int = 2 << 30
     max_concurrent_streams: int = 16
     eviction_idle_s: float = 600.0
+    is_spare: bool = False
 
 
 def serve(node: Node, model: StoredModel, stage: Stage, settings: ServingSettings) -> ShardServer:
     shard = ShardSettings(
         model=model.id, weights_sha256=model.weights_sha256, arithmetic=ARITHMETIC_VERSION, layer_count=model.facts.layer_count,
         hidden_size=model.facts.hidden_size, stage=stage, max_concurrent_streams=settings.max_concurrent_streams,
-        eviction_idle_s=settings.eviction_idle_s,
+        eviction_idle_s=settings.eviction_idle_s, is_spare=settings.is_spare,
     )  # fmt: skip
     worker = WorkerSettings(
         model_path=str(model.path), source=model.weights_sha256, packed_folder=str(model.packed_folder), threads=settings.threads,

@@ -41,6 +41,10 @@ def replace_gaps(
     return groups
 
 
+# Added to a queue's depth: spares are used where nobody else is left, one's own copy of a model after that.
+_SPARES_LATER, _OWN_LAST = 1_000, 1_000_000
+
+
 class ShardStore:
     """The shards on offer, by node. Fed by answers to DESCRIBE, later by the swarm's adverts."""
 
@@ -55,6 +59,9 @@ class ShardStore:
         self._offers[node] = (address, described)
         if is_own:
             self._own.add(node)
+
+    def offers(self) -> list[tuple[str, Described]]:
+        return list(self._offers.values())
 
     def remove(self, node: bytes) -> None:
         self._offers.pop(node, None)
@@ -78,7 +85,7 @@ class ShardStore:
                 is_same = (info.model, info.weights_sha256, info.arithmetic) == (model, weights_sha256, arithmetic)
                 is_own = node in self._own
                 if is_same and (allows_own or not is_own):
-                    depth = info.queue_depth + (1000 if is_own else 0)
+                    depth = info.queue_depth + (_OWN_LAST if is_own else 0) + (_SPARES_LATER if info.is_spare else 0)
                     found.append(Candidate(node, address, info.stage, depth, info.step_us))
         return found
 

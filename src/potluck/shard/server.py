@@ -99,7 +99,7 @@ class ShardServer:
         settings, state = self.settings, self.core.state
         return ShardInfo(
             settings.model, settings.weights_sha256, settings.arithmetic, settings.layer_count, settings.stage, state.is_loaded,
-            settings.max_concurrent_streams, state.streams, state.queue_depth, state.step_us,
+            settings.max_concurrent_streams, state.streams, state.queue_depth, state.step_us, settings.is_spare,
         )  # fmt: skip
 
     async def health(self) -> ShardHealth:

@@ -384,7 +384,7 @@ def _with_request(
     prompt = tuple(draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 30)))
     count = draw.randint(4, 24)
     boundaries = tuple(
-        Boundary(layer, draw.choice(["fp16", "int8"])) for layer in range(1, layers) if draw.random() < 0.2  # type: ignore[arg-type]
+        Boundary(layer, draw.choice(["fp16", "int8"])) for layer in range(1, layers) if draw.random() < 0.2
     )
     params = SamplingParams(temperature=1.0, seed=draw.randrange(1 << 32))
     eos = (draw.randrange(VOCABULARY),)

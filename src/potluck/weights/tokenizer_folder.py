@@ -187,8 +187,8 @@ class _Reader:
         unknown_id = self._model.vocab.get(self._model.unk_token or "")
         if unknown_id is not None:
             kinds[unknown_id] = UNKNOWN
-        for token in self._added.values():
-            kinds[token.id] = CONTROL if token.special else USER_DEFINED
+        for added in self._added.values():
+            kinds[added.id] = CONTROL if added.special else USER_DEFINED
         return kinds
 
     def _merges(self) -> tuple[str, ...]:

@@ -229,6 +229,7 @@ class ShardInfo(msgspec.Struct, frozen=True, array_like=True):
     streams: int
     queue_depth: int
     step_us: int  # running average for one token; 0: unknown
+    is_spare: bool = False  # used where others fail, not before
 
 
 class Described(_Message, frozen=True, tag="described"):

@@ -74,7 +74,7 @@ class WorkDecoder(Generic[_Kind]):
     def _message(self, data: memoryview) -> _Kind:
         try:
             return self._decoder.decode(data)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # the second for text that is not UTF-8
             raise ProtocolViolation(f"a frame does not hold a message of this protocol: {error}") from None
 
 

@@ -1,0 +1,102 @@
+"""`potluck local`: several real nodes on this machine, for trying things out; `potluck status`: what nodes serve."""
+
+import signal
+import threading
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from potluck.cli.ask import find_model
+from potluck.cli.console import JsonOption, format_table, notice, print_json
+from potluck.cli.models import open_store
+
+if TYPE_CHECKING:
+    from potluck.wire.messages import Described
+
+
+def local(
+    nodes: Annotated[int, typer.Option("--nodes", min=1, max=16, help="How many.")] = 3,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="A model of `potluck models`.")] = None,
+    spare: Annotated[bool, typer.Option(help="Let the last node hold everything, in case another fails.")] = True,
+    threads: Annotated[int, typer.Option("--threads", "-t", min=1, help="For each node.")] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Start several real nodes on loopback; Ctrl-C ends them all."""
+    from potluck.testing.local_swarm import LocalSwarm, split_plan
+
+    entry = find_model(open_store(), model)
+    spares = 1 if spare and nodes > 2 else 0
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    with LocalSwarm(entry.id, split_plan(entry.layer_count, nodes - spares, spares, threads)) as swarm:
+        announcements = [node.announcement for node in swarm.nodes]
+        if as_json:
+            print_json({"nodes": announcements})
+        else:
+            for shown in announcements:
+                assert shown is not None
+                print(f"{shown.shard:24} at {shown.address}  daemon {shown.daemon_pid}  worker {shown.worker_pid}")
+            notice(f'ask with: potluck ask --via {",".join(swarm.addresses)} "..."')
+        stopped.wait()
+
+
+def status(
+    via: Annotated[str, typer.Option("--via", help="ADDR,ADDR,…: the nodes to ask.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Show what nodes serve: layers, processes, sessions, load."""
+    from potluck.net.loop import run
+
+    answers = run(_describe([address.strip() for address in via.split(",")]))
+    if as_json:
+        return print_json({"nodes": [_row(address, answer) for address, answer in answers]})
+    header = ("NODE", "ADDRESS", "SHARD", "STATE", "SESSIONS", "QUEUE", "MS/TOKEN", "DAEMON", "WORKER")
+    rows = []
+    for address, answer in answers:
+        for info, worker in zip(answer.shards, answer.worker_pids, strict=True):
+            stage = f"{info.model}:{info.stage.start}-{info.stage.stop - 1}"
+            state = ("spare" if info.is_spare else "serving") if info.is_loaded else "loadable"
+            rows.append(
+                (answer.node.hex()[:8], address, stage, state, f"{info.streams}/{info.max_streams}", str(info.queue_depth),
+                 f"{info.step_us / 1000:.1f}", str(answer.daemon_pid), str(worker))
+            )  # fmt: skip
+    print(format_table(header, rows))
+    return None
+
+
+async def _describe(addresses: list[str]) -> "list[tuple[str, Described]]":
+    from potluck.identity.keys import NodeKey
+    from potluck.net.tls import TlsTransport
+    from potluck.node.node import Node
+
+    key = NodeKey.generate()
+    node = Node(key, TlsTransport(key, lambda node: None))
+    try:
+        await node.orchestrator.connect(addresses)
+        return node.orchestrator.store.offers()
+    finally:
+        await node.stop()
+
+
+def _row(address: str, answer: "Described") -> dict[str, object]:
+    return {
+        "node": answer.node.hex(),
+        "address": address,
+        "version": answer.version,
+        "daemon_pid": answer.daemon_pid,
+        "shards": [
+            {
+                "shard_id": f"{info.model}:{info.stage.start}-{info.stage.stop - 1}",
+                "weights_sha256": info.weights_sha256,
+                "worker_pid": worker,
+                "is_loaded": info.is_loaded,
+                "is_spare": info.is_spare,
+                "sessions": info.streams,
+                "max_concurrent_streams": info.max_streams,
+                "queue_depth": info.queue_depth,
+                "step_us": info.step_us,
+            }
+            for info, worker in zip(answer.shards, answer.worker_pids, strict=True)
+        ],
+    }

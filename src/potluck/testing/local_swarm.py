@@ -1,0 +1,147 @@
+"""Real nodes on loopback, each a daemon with its worker process: for trying things out, demonstrations, benchmarks and fault tests.
+
+Every process that is started here is ended here, by its own id.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from potluck.core.errors import PotluckError
+
+_START_TIMEOUT_S = 180.0
+
+
+class NodePlan(msgspec.Struct, frozen=True):
+    """What one node serves. `layers` as people write them; None: all."""
+
+    layers: str | None
+    is_spare: bool = False
+    threads: int = 1
+
+
+class Announcement(msgspec.Struct, frozen=True):
+    """What `potluck up --json` prints when it serves."""
+
+    shard: str
+    address: str
+    node: str
+    daemon_pid: int
+    worker_pid: int
+
+
+def split_plan(layer_count: int, shards: int, spares: int = 1, threads: int = 1) -> list[NodePlan]:
+    """`shards` nodes with ranges as equal as they can be, then `spares` nodes that hold everything."""
+    edges = [layer_count * i // shards for i in range(shards + 1)]
+    ranges = [f"{lo}-{hi - 1}" for lo, hi in zip(edges, edges[1:], strict=False)]
+    return [NodePlan(layers, False, threads) for layers in ranges] + [NodePlan(None, True, threads)] * spares
+
+
+class LocalNode:
+    """One `potluck up` process."""
+
+    def __init__(self, plan: NodePlan, model: str, folder: Path, number: int) -> None:
+        self.plan = plan
+        self._log = (folder / f"node-{number}.log").open("wb")
+        arguments = ["up", "--model", model, "--listen", "127.0.0.1:0", "--threads", str(plan.threads), "--json"]
+        arguments += ["--layers", plan.layers] if plan.layers is not None else []
+        arguments += ["--spare"] if plan.is_spare else []
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "potluck.cli.main", *arguments],
+            stdout=subprocess.PIPE, stderr=self._log, stdin=subprocess.DEVNULL,
+            env={**os.environ, "POTLUCK_KEY": str(folder / f"node-{number}.key")},
+        )  # fmt: skip
+        self.announcement: Announcement | None = None
+
+    @property
+    def address(self) -> str:
+        assert self.announcement is not None
+        return self.announcement.address
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def wait_until_serving(self, timeout_s: float = _START_TIMEOUT_S) -> Announcement:
+        """Reads the one line that says so. Raises PotluckError with the node's last words where it ends instead."""
+        watchdog = threading.Timer(timeout_s, self._process.kill)
+        watchdog.start()
+        try:
+            assert self._process.stdout is not None
+            line = self._process.stdout.readline()
+        finally:
+            watchdog.cancel()
+        if not line:
+            self._log.flush()
+            last = Path(self._log.name).read_text(errors="replace").strip().splitlines()[-1:]
+            raise PotluckError(f"a node did not start: {' '.join(last) or 'no reason given'}")
+        self.announcement = msgspec.json.decode(line, type=Announcement)
+        return self.announcement
+
+    def signal(self, number: int) -> None:
+        if self.is_alive:
+            self._process.send_signal(number)
+
+    def end(self) -> None:
+        """In good order where it listens, by force where it does not."""
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGTERM)
+        try:
+            self._process.wait(timeout=5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._log.close()
+
+
+class LocalSwarm:
+    """Several nodes; a context manager that leaves none behind."""
+
+    def __init__(self, model: str, plans: Sequence[NodePlan]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="potluck-local-")
+        self._model = model
+        self.nodes: list[LocalNode] = []
+        self._plans = list(plans)
+
+    def __enter__(self) -> "LocalSwarm":
+        try:
+            for plan in self._plans:
+                self.add(plan)
+            for node in self.nodes:
+                node.wait_until_serving()
+        except BaseException:
+            self.end()
+            raise
+        return self
+
+    def add(self, plan: NodePlan) -> LocalNode:
+        """A further node; wait until it serves before using it."""
+        node = LocalNode(plan, self._model, Path(self._folder.name), len(self.nodes))
+        self.nodes.append(node)
+        return node
+
+    @property
+    def addresses(self) -> list[str]:
+        return [node.address for node in self.nodes if node.announcement is not None]
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.end()
+
+    def end(self) -> None:
+        for node in self.nodes:
+            node.end()
+        self._folder.cleanup()
