@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from potluck.bench.own_engine import ModelFile
     from potluck.bench.report import EngineReport, Line
 
-app = typer.Typer(help="Measure what this machine achieves.", rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(help="Measure what this machine achieves.", rich_markup_mode=None)
 
 LLAMA_CPP = "llama.cpp"
 _QUICK = {"rounds": 3, "decode_tokens": 32, "deep_tokens": 16, "large_tokens": 8, "step_repeats": 8}

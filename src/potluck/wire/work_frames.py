@@ -37,41 +37,43 @@ class WorkDecoder(Generic[_Kind]):
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[_Kind]) -> None:
         self._decoder = decoder
-        self._buffer = bytearray()
+        self._unfinished = bytearray()
+        self._wanted = 0  # bytes that the unfinished frame has when it is complete, as far as is known
 
     def __repr__(self) -> str:
-        return f"<WorkDecoder with {len(self._buffer)} bytes of an unfinished frame>"
+        return f"<WorkDecoder with {len(self._unfinished)} bytes of an unfinished frame>"
 
     def feed(self, data: bytes) -> list[tuple[_Kind, bytes]]:
         """Messages that `data` completes, with their bodies."""
-        if not self._buffer:  # most often a read holds exactly one frame: do without a copy
-            frames, used = self._cut(data)
-            self._buffer += data[used:] if used else data
-            return frames
-        self._buffer += data
-        frames, used = self._cut(self._buffer)
-        del self._buffer[:used]
+        if self._unfinished:  # most often there is nothing: a read holds exactly one frame
+            self._unfinished += data
+            if len(self._unfinished) < self._wanted:
+                return []
+            data = bytes(self._unfinished)
+            self._unfinished.clear()
+        frames: list[tuple[_Kind, bytes]] = []
+        start, length = 0, len(data)
+        while start < length:
+            body, stop = self._bounds(data, start)
+            if stop > length:
+                self._unfinished += data[start:]
+                self._wanted = stop - start
+                break
+            frames.append((self._message(data[start + _HEADER.size : body]), data[body:stop]))
+            start = stop
         return frames
 
-    def _cut(self, data: bytes | bytearray) -> tuple[list[tuple[_Kind, bytes]], int]:
-        frames: list[tuple[_Kind, bytes]] = []
-        start = 0
-        with memoryview(data) as view:
-            while len(view) - start >= _HEADER.size:
-                message_bytes, body_bytes = _HEADER.unpack_from(view, start)
-                if message_bytes > MAX_MESSAGE_BYTES or body_bytes > MAX_BODY_BYTES:
-                    raise ProtocolViolation(
-                        f"a frame announces {message_bytes} + {body_bytes} bytes; that is past the limits"
-                    )
-                body = start + _HEADER.size + message_bytes
-                if len(view) < body + body_bytes:
-                    break
-                with view[start + _HEADER.size : body] as part:
-                    frames.append((self._message(part), bytes(view[body : body + body_bytes])))
-                start = body + body_bytes
-        return frames, start
+    def _bounds(self, data: bytes, start: int) -> tuple[int, int]:
+        """Where the body of the frame at `start` begins and ends; with half a header, past the end of what is there."""
+        after_header = start + _HEADER.size
+        if len(data) < after_header:
+            return after_header, after_header
+        message_bytes, body_bytes = _HEADER.unpack_from(data, start)
+        if message_bytes > MAX_MESSAGE_BYTES or body_bytes > MAX_BODY_BYTES:
+            raise ProtocolViolation(f"a frame announces {message_bytes} + {body_bytes} bytes; that is past the limits")
+        return after_header + message_bytes, after_header + message_bytes + body_bytes
 
-    def _message(self, data: memoryview) -> _Kind:
+    def _message(self, data: bytes) -> _Kind:
         try:
             return self._decoder.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # the second for text that is not UTF-8

@@ -1,17 +1,23 @@
 """The kernels that a model needs, compiled for this processor on first use and kept on disk afterwards."""
 
+import contextlib
+import time
 from collections.abc import Callable
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from potluck.core.errors import BadRequest
 from potluck.engine.kernels import COMPILED_FOLDER
 from potluck.engine.kernels.attention import attend_kernel, finish_kernel, place_kernel
 from potluck.engine.kernels.layout import LAYOUTS
 from potluck.engine.kernels.matmul import matmul_kernel
 from potluck.engine.kernels.processor import PROCESSORS, detect
 from potluck.engine.kernels.rows import activate_kernel, residual_norm_kernel, soft_cap_kernel
+from potluck.weights.host_files import exclusive_lock
 
 Notice = Callable[[str], None]
+_LONGEST_COMPILATION_S = 120.0
 
 
 class KernelLibrary:
@@ -29,12 +35,13 @@ class KernelLibrary:
     def _address(self, name: str, build: Callable[[], Any]) -> int:
         if name not in self._kernels:
             marker = COMPILED_FOLDER / f"{name}-{self.processor}.compiled"
-            is_known = marker.exists()
-            if not is_known and self._notice is not None:
-                self._notice(f"compiling {name} for this processor ({self.processor}), once")
-            self._kernels[name] = build()
-            if not is_known:
-                _touch(marker)
+            with contextlib.nullcontext() if marker.exists() else _one_at_a_time(marker):
+                is_known = marker.exists()
+                if not is_known and self._notice is not None:
+                    self._notice(f"compiling {name} for this processor ({self.processor}), once")
+                self._kernels[name] = build()
+                if not is_known:
+                    _touch(marker)
         return int(self._kernels[name].address)
 
     def matmul(self, format_name: str) -> int:
@@ -63,7 +70,25 @@ class KernelLibrary:
         return self._address("soft-cap", soft_cap_kernel)
 
 
-def _touch(marker: Any) -> None:
+def _one_at_a_time(marker: Path) -> contextlib.ExitStack:
+    """Workers that start together must not all compile the same kernel: the others wait and find it done.
+
+    A lock that cannot be had for long (or at all, on a read-only folder) is done without: compiling twice is only slower.
+    """
+    held = contextlib.ExitStack()
+    deadline = time.monotonic() + _LONGEST_COMPILATION_S
+    while time.monotonic() < deadline:
+        try:
+            held.enter_context(exclusive_lock(marker.with_suffix(".lock"), "another process is compiling it"))
+            return held
+        except BadRequest:
+            time.sleep(0.05)
+        except OSError:
+            return held
+    return held
+
+
+def _touch(marker: Path) -> None:
     try:
         marker.touch()
     except OSError:
