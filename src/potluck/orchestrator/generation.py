@@ -9,6 +9,7 @@ import enum
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -85,6 +86,14 @@ class Phase(enum.Enum):
     ENDED = "ended"
 
 
+class StepTiming(NamedTuple):
+    """One token's way round: in all, computing, and waiting in shards (their worker's stream included); the rest is the wire's."""
+
+    total_s: float
+    compute_s: float
+    queue_s: float
+
+
 @dataclass
 class _InFlight:
     stop: int
@@ -127,8 +136,7 @@ class Generation:
         self.phase = Phase.NEW
         self.failovers = 0
         self.counters: Counter[str] = Counter()
-        self.step_s: list[float] = []  # one entry per decoded token, for the caller's breakdown
-        self.compute_us: list[int] = []
+        self.timings: list[StepTiming] = []
         self._head = head
         self._repick = repick
         self._new_session_id = new_session_id
@@ -399,16 +407,16 @@ class Generation:
         while self._in_flight and self._in_flight[0].stop <= message.position:
             self._in_flight.popleft()
         if message.token is not None:
-            self._note_step(now_s - self._progress_s, message.compute_us)
+            self._note_step(StepTiming(now_s - self._progress_s, message.compute_us / 1e6, message.queue_us / 1e6))
             self._accept(message, now_s)
         self._progress(now_s)
         if not self.is_ended:
             self._pump(now_s)
 
-    def _note_step(self, seconds: float, compute_us: int) -> None:
-        self.step_s.append(seconds)
-        self.compute_us.append(compute_us)
-        self._usual_step_s = seconds if self._usual_step_s == 0 else 0.8 * self._usual_step_s + 0.2 * min(seconds, 1.0)
+    def _note_step(self, timing: "StepTiming") -> None:
+        self.timings.append(timing)
+        usual = self._usual_step_s
+        self._usual_step_s = timing.total_s if usual == 0 else 0.8 * usual + 0.2 * min(timing.total_s, 1.0)
 
     def _accept(self, message: Result, now_s: float) -> None:
         assert message.token is not None

@@ -7,6 +7,7 @@ A step whose sender, epoch, position, shape or codec does not fit is refused or 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -97,11 +98,19 @@ class _Running:
     session: ShardSession
     epoch: int
     step: Step
+    arrived_s: float
 
 
 @dataclass
 class _Batch:
     items: list[_Running] = field(default_factory=list)
+
+
+class _Spent(NamedTuple):
+    """Microseconds that a step has cost so far, over all shards."""
+
+    compute_us: int
+    queue_us: int
 
 
 RowBytes = Callable[[str, int, int], int]
@@ -169,7 +178,7 @@ class ShardCore:
             self.counters["unknown_session"] += 1
             return None
         if isinstance(message, Step):
-            return self._on_step(sender, session, message, body)
+            return self._on_step(sender, session, message, body, now_s)
         if sender != session.head:
             self.counters["not_the_head"] += 1
             return None
@@ -186,7 +195,7 @@ class ShardCore:
         elif isinstance(message, Truncate):
             self._on_truncate(session, message)
         elif isinstance(message, Credit):
-            self._on_credit(session, message)
+            self._on_credit(session, message, now_s)
         else:
             self.counters["unexpected_message"] += 1
 
@@ -251,7 +260,7 @@ class ShardCore:
 
     # ------------------------------------------------------------ steps
 
-    def _on_step(self, sender: bytes, session: ShardSession, step: Step, body: bytes) -> None:
+    def _on_step(self, sender: bytes, session: ShardSession, step: Step, body: bytes, now_s: float) -> None:
         if not session.may_feed(sender):
             self.counters["not_a_neighbour"] += 1
             return
@@ -266,7 +275,7 @@ class ShardCore:
             self.counters["refused_step"] += 1
             self._fault(session, "bad_request", problem, sender)
             return
-        self._accept(session, Waiting(step, body))
+        self._accept(session, Waiting(step, body, now_s))
 
     def _step_problem(self, session: ShardSession, step: Step, body: bytes) -> str | None:
         if session.phase is not Phase.ACTIVE:
@@ -327,7 +336,7 @@ class ShardCore:
             waiting = session.waiting.popleft()
             step = waiting.step
             session.is_running = True
-            batch.items.append(_Running(session, session.epoch, step))
+            batch.items.append(_Running(session, session.epoch, step, waiting.arrived_s))
             items.append(
                 WorkItem(
                     session.id, step.position, step.count, step.codec, session.output_codec,
@@ -350,7 +359,7 @@ class ShardCore:
 
     def on_worker_message(self, message: FromWorker, body: bytes, now_s: float) -> None:
         if isinstance(message, BatchDone):
-            self._on_batch_done(message, body)
+            self._on_batch_done(message, body, now_s)
         elif isinstance(message, Loaded):
             self._is_loaded, self._is_loading, self._step_us = True, False, message.step_us
             self._idle_since_s = now_s
@@ -404,7 +413,7 @@ class ShardCore:
             self._is_loaded = False
             self._work(Unload(self.settings.stage))
 
-    def _on_batch_done(self, message: BatchDone, body: bytes) -> None:
+    def _on_batch_done(self, message: BatchDone, body: bytes, now_s: float) -> None:
         batch = self._batches.pop(message.batch, None)
         if batch is None:
             self.counters["unknown_batch"] += 1
@@ -417,10 +426,12 @@ class ShardCore:
         for running, output in zip(batch.items, message.outputs, strict=True):
             piece = body[offset : offset + output.size_bytes]
             offset += output.size_bytes
-            self._on_output(running, output, piece, share_us)
+            self._on_output(running, output, piece, share_us, now_s)
         self._run_batch()
 
-    def _on_output(self, running: _Running, output: WorkOutput, body: bytes, compute_us: int) -> None:
+    def _on_output(
+        self, running: _Running, output: WorkOutput, body: bytes, compute_us: int, now_s: float
+    ) -> None:
         session, step = running.session, running.step
         if self._sessions.get(session.id) is not session:
             return  # closed while it was computed
@@ -435,28 +446,32 @@ class ShardCore:
             self._fault(session, output.code, output.message, culprit if output.code == "shard_corruption" else self.node)
             return
         session.length_out = step.position + step.count
-        self._pass_on(session, step, output, body, step.compute_us + compute_us)
+        queue_us = max(0, int((now_s - running.arrived_s) * 1e6) - compute_us)
+        spent = _Spent(step.compute_us + compute_us, step.queue_us + queue_us)
+        self._pass_on(session, step, output, body, spent, now_s)
 
-    def _pass_on(self, session: ShardSession, step: Step, output: WorkOutput, body: bytes, compute_us: int) -> None:
+    def _pass_on(
+        self, session: ShardSession, step: Step, output: WorkOutput, body: bytes, spent: "_Spent", now_s: float
+    ) -> None:
         stop = step.position + step.count
         if session.stage.has_output:
             if stop > session.wiring.forward_from or step.chooses:
                 self._send(
                     session.head, None,
-                    Result(session.id, session.epoch, stop, output.token, output.logprob, output.top, compute_us),
+                    Result(session.id, session.epoch, stop, output.token, output.logprob, output.top, *spent),
                 )  # fmt: skip
-                self._feed_ring(session, stop, output.token)
+                self._feed_ring(session, stop, output.token, now_s)
             return
         self._outbox.keep(session.id, step.position, step.count, body)
         if step.position >= session.wiring.forward_from:
-            self._forward(session, step.position, step.count, body, step.chooses, compute_us)
+            self._forward(session, step.position, step.count, body, step.chooses, spent)
 
     def _forward(
-        self, session: ShardSession, position: int, count: int, body: bytes, chooses: bool, compute_us: int
+        self, session: ShardSession, position: int, count: int, body: bytes, chooses: bool, spent: "_Spent"
     ) -> None:
         hop = session.next
         target = hop.session if hop is not None else session.id
-        message = Step(target, session.epoch, position, count, session.stage.stop, session.output_codec, chooses, compute_us)
+        message = Step(target, session.epoch, position, count, session.stage.stop, session.output_codec, chooses, *spent)
         if hop is None:
             self._send(session.head, None, message, body)  # a remote prefix returns hidden states, never logits
         else:
@@ -464,17 +479,17 @@ class ShardCore:
 
     # ------------------------------------------------------------ the ring
 
-    def _feed_ring(self, session: ShardSession, position: int, token: int | None) -> None:
+    def _feed_ring(self, session: ShardSession, position: int, token: int | None, now_s: float) -> None:
         ring, sampler = session.wiring.ring, session.sampler
         if ring is None or sampler is None or token is None:
             return
         if token in sampler.eos or position + 1 >= sampler.limit:
             return
         step = Step(ring.session, session.epoch, position, 1, 0, None, True)
-        session.held_token = Waiting(step, token.to_bytes(4, "little"))
-        self._release_token(session, ring)
+        session.held_token = Waiting(step, token.to_bytes(4, "little"), now_s)
+        self._release_token(session, ring, now_s)
 
-    def _release_token(self, session: ShardSession, ring: Hop) -> None:
+    def _release_token(self, session: ShardSession, ring: Hop, now_s: float) -> None:
         held = session.held_token
         if held is None or session.credits == 0:
             return
@@ -482,16 +497,16 @@ class ShardCore:
         session.held_token = None
         own = self._sessions.get(ring.session)
         if ring.node == self.node and own is not None:
-            self._accept(own, held)  # one shard that runs the whole loop
+            self._accept(own, Waiting(held.step, held.body, now_s))  # one shard that runs the whole loop
         else:
             self._send(ring.node, ring.address, held.step, held.body)
 
-    def _on_credit(self, session: ShardSession, message: Credit) -> None:
+    def _on_credit(self, session: ShardSession, message: Credit, now_s: float) -> None:
         if message.epoch != session.epoch or session.wiring.ring is None:
             self.counters["stale_epoch"] += 1
             return
         session.credits += message.tokens
-        self._release_token(session, session.wiring.ring)
+        self._release_token(session, session.wiring.ring, now_s)
 
     # ------------------------------------------------------------ a new epoch
 
@@ -530,7 +545,7 @@ class ShardCore:
             self._fault(session, "outbox_dropped", "the outputs to replay are gone", self.node)
             return
         for piece in self._outbox.pieces(session.id, message.stop, self.settings.replay_rows):
-            self._forward(session, piece.position, piece.count, piece.body, False, 0)
+            self._forward(session, piece.position, piece.count, piece.body, False, _Spent(0, 0))
 
     # ------------------------------------------------------------ the rest
 

@@ -20,6 +20,7 @@ class Waiting:
 
     step: Step
     body: bytes
+    arrived_s: float
 
 
 @dataclass

@@ -27,6 +27,7 @@ Text = Annotated[str, Meta(max_length=1024)]
 Address = Annotated[str, Meta(max_length=256)]
 Codec = Literal["fp32", "fp16", "int8"]
 Layer = Annotated[int, Meta(ge=0, le=4096)]
+Microseconds = Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -123,7 +124,8 @@ class Step(_Message, frozen=True, tag="step"):
     layer: Layer
     codec: Codec | None
     chooses: bool
-    compute_us: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0  # summed over the shards so far, for the head's breakdown
+    compute_us: Microseconds = 0  # summed over the shards so far, for the head's breakdown
+    queue_us: Microseconds = 0  # likewise: from a step's arrival to its output, less computing
 
 
 class Result(_Message, frozen=True, tag="result"):
@@ -135,7 +137,8 @@ class Result(_Message, frozen=True, tag="result"):
     token: Token | None
     logprob: float | None = None
     top: Annotated[tuple[tuple[Token, float], ...], Meta(max_length=32)] = ()
-    compute_us: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
+    compute_us: Microseconds = 0
+    queue_us: Microseconds = 0
 
 
 class Rewire(_Message, frozen=True, tag="rewire"):
