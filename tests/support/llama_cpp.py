@@ -34,7 +34,10 @@ class LlamaCpp:
         self._server = xllamacpp.Server(params)
 
     def greedy(self, prompt: list[int], count: int, candidates: int = 3) -> list[Generated]:
-        return self._complete(prompt, count, candidates, {"temperature": 0})
+        """For text in ASCII only: tokens that are parts of a character are left out of what its server tells."""
+        generated = self._complete(prompt, count, candidates, {"temperature": 0})
+        assert len(generated) == count
+        return generated
 
     def log_probabilities(self, tokens: list[int]) -> list[float]:
         """Of every token but the first, given those before it.

@@ -30,7 +30,9 @@ def ask(
     threads: Annotated[int | None, typer.Option("--threads", "-t", min=1, help="Default: all cores.")] = None,
     via: Annotated[str | None, typer.Option("--via", help="ADDR,ADDR,…: shards on other machines, spares too.")] = None,
     ring: Annotated[bool, typer.Option(help="Let the last shard feed the first directly.")] = True,
-    codec: Annotated[str, typer.Option("--activation-dtype", help="fp32 (exact), fp16 or int8 between shards.")] = "fp32",
+    codec: Annotated[
+        str, typer.Option("--activation-dtype", help="fp32 (exact), fp16 or int8 between shards.")
+    ] = "fp32",
     as_json: JsonOption = False,
 ) -> None:
     """Ask a model one question, on this machine or over shards on others, and stream the answer."""

@@ -92,7 +92,9 @@ async def _answer(model: object, question: RemoteQuestion, node: object) -> None
         )  # fmt: skip
     print(flush=True)
     stages = len(edges) + 1
-    notice(f"[{len(tokens)} tokens, {speed:.0f} tokens/s, first after {(first - began) * 1000:.0f} ms, {stages} shards]")
+    notice(
+        f"[{len(tokens)} tokens, {speed:.0f} tokens/s, first after {(first - began) * 1000:.0f} ms, {stages} shards]"
+    )
 
 
 def _error_of(code: str, message: str) -> PotluckError:

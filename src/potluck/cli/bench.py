@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from potluck.cli.console import EXIT_FAILURE, JsonOption, notice, print_json
+from potluck.cli.console import EXIT_FAILURE, JsonOption, format_table, notice, print_json
 from potluck.cli.models import open_store
 from potluck.core.errors import BadRequest
 from potluck.weights.catalogue import DEFAULT_MODEL_ID
@@ -69,6 +69,40 @@ def engine(
         print_report(report)
     if check and missed(report):
         raise typer.Exit(EXIT_FAILURE)
+
+
+@app.command("pipeline")
+def pipeline(
+    model: Annotated[str, typer.Option("--model", metavar="ID", help="A stored model.")] = DEFAULT_MODEL_ID,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter rounds: a rough idea.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure what a split costs: two shards on loopback over TLS against the unsplit model, then more shards."""
+    from potluck.bench.own_engine import ModelFile
+    from potluck.bench.pipeline import PipelineBenchSettings, bench_pipeline
+
+    store = open_store()
+    entry = store.find(model)
+    file = ModelFile(path=store.path(model), source=entry.weights_sha256, packed_folder=store.packed_folder(model))
+    settings = PipelineBenchSettings(model=entry.id, file=file, layer_count=entry.layer_count)
+    if quick:
+        settings = msgspec.structs.replace(settings, rounds=2, decode_tokens=32, shard_counts=(2,))
+    report = bench_pipeline(settings, _ignore if as_json else notice)
+    if as_json:
+        return print_json(report)
+    rows = (
+        ("decode, 2 shards / unsplit", report.split_ratio, "≥ 0.85"),
+        ("own cost per hop, p50 ms", report.hop_p50_ms, "≤ 0.4"),
+        ("own cost per hop, p95 ms", report.hop_p95_ms, "≤ 1"),
+        ("prefill of 1,024 tokens, 2 shards / unsplit", report.prefill_ratio, "≥ 1.6"),
+        ("8 sessions / one session, tokens/s", report.batch_ratio, "≥ 3.5"),
+    )
+    print(format_table(("WHAT", "FIGURE", "BAR"), [(what, f"{value:.3f}", bar) for what, value, bar in rows], (1,)))
+    header = ("SHARDS", "HOP P50 MS", "HOP P95 MS", "COMPUTE MS", "QUEUE MS", "WIRE MS", "TOKENS/S")
+    print(
+        format_table(header, [tuple(f"{v:.3g}" for v in msgspec.structs.astuple(hop)) for hop in report.hops], range(7))
+    )
+    return None
 
 
 def _ignore(_: str) -> None:

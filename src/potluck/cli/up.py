@@ -16,25 +16,30 @@ DEFAULT_PORT = 7475
 def up(
     model: Annotated[str | None, typer.Option("--model", "-m", help="A model of `potluck models`.")] = None,
     layers: Annotated[str | None, typer.Option("--layers", "-l", help="0-14, 15-output, …; default: all.")] = None,
-    listen: Annotated[str, typer.Option("--listen", help="Address to serve at; port 0: any.")] = f"127.0.0.1:{DEFAULT_PORT}",
+    listen: Annotated[
+        str, typer.Option("--listen", help="Address to serve at; port 0: any.")
+    ] = f"127.0.0.1:{DEFAULT_PORT}",
     threads: Annotated[int, typer.Option("--threads", "-t", min=1, help="Threads that compute.")] = 1,
     streams: Annotated[int, typer.Option("--streams", min=1, help="Sessions at once; more are refused.")] = 16,
     spare: Annotated[bool, typer.Option("--spare", help="Be used only where other holders fail.")] = False,
+    metrics: Annotated[str | None, typer.Option("--metrics", help="Address of a Prometheus page.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Serve a range of layers; Ctrl-C ends it."""
     from potluck.net.loop import run
 
-    run(_serve(model, layers, listen, threads, streams, spare, as_json))
+    run(_serve(model, layers, listen, threads, streams, spare, metrics, as_json))
 
 
 async def _serve(
-    model: str | None, layers: str | None, listen: str, threads: int, streams: int, is_spare: bool, as_json: bool
-) -> None:
+    model: str | None, layers: str | None, listen: str, threads: int, streams: int, is_spare: bool, metrics: str | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    from potluck.net.tls import TlsTransport
     from potluck.node.identity_file import own_key
     from potluck.node.node import Node
     from potluck.node.serving import ServingSettings, parse_stage, read_stored_model, serve
-    from potluck.net.tls import TlsTransport
+    from potluck.telemetry.page import MetricsPage
 
     store = open_store()
     stored = read_stored_model(store, find_model(store, model).id)
@@ -45,14 +50,20 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     try:
-        server = serve(node, stored, stage, ServingSettings(threads=threads, max_concurrent_streams=streams, is_spare=is_spare))
+        server = serve(
+            node, stored, stage, ServingSettings(threads=threads, max_concurrent_streams=streams, is_spare=is_spare)
+        )
         loading = asyncio.ensure_future(server.start())
         stopping = asyncio.ensure_future(stopped.wait())
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        page = MetricsPage(node.metrics_page)
         if not stopped.is_set():
+            if metrics is not None:
+                notice(f"metrics at http://{await page.start(metrics)}/metrics")
             address = await node.listen(listen)
             _announce(server.shard_id, address, node.id, server.supervisor.pid or 0, as_json)
             await stopping
+        await page.close()
         loading.cancel()
         stopping.cancel()
     finally:
@@ -64,6 +75,12 @@ def _announce(shard_id: str, address: str, node: bytes, worker_pid: int, as_json
 
     if as_json:
         return print_json(
-            {"shard": shard_id, "address": address, "node": node.hex(), "daemon_pid": os.getpid(), "worker_pid": worker_pid}
+            {
+                "shard": shard_id,
+                "address": address,
+                "node": node.hex(),
+                "daemon_pid": os.getpid(),
+                "worker_pid": worker_pid,
+            }
         )
-    notice(f"serving {shard_id} at {address} (node {node.hex()[:8]}); ask with: potluck ask --via {address} \"...\"")
+    notice(f'serving {shard_id} at {address} (node {node.hex()[:8]}); ask with: potluck ask --via {address} "..."')

@@ -17,7 +17,9 @@ class LayerRange(msgspec.Struct, frozen=True, order=True):
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.stop:
-            raise BadRequest(f"layers {self.start}..{self.stop - 1} are not a range: the first must not be after the last")
+            raise BadRequest(
+                f"layers {self.start}..{self.stop - 1} are not a range: the first must not be after the last"
+            )
 
     def __len__(self) -> int:
         return self.stop - self.start

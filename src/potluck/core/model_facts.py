@@ -48,7 +48,9 @@ class ModelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     vocabulary_size: int
     context_length: int
     norm_epsilon: float
-    norm_weight_plus_one: bool = False  # Gemma from Hugging Face keeps norm weights minus one; GGUF has it added already
+    norm_weight_plus_one: bool = (
+        False  # Gemma from Hugging Face keeps norm weights minus one; GGUF has it added already
+    )
     activation: Activation = "silu"
     rotary: Rotary
     rotary_local: Rotary | None = None  # for layers with a sliding window, where they differ (Gemma 3)

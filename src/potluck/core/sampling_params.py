@@ -36,9 +36,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             (not 0 <= self.top_k <= 1 << 20, f"top_k must be 0 (off) or a positive count, not {self.top_k}"),
             (not 0.0 < self.top_p <= 1.0, f"top_p must be above 0 and at most 1, not {self.top_p}"),
             (not 0.0 <= self.min_p <= 1.0, f"min_p must be from 0 to 1, not {self.min_p}"),
-            (not 0.0 < self.repetition_penalty <= 100.0, f"repetition_penalty must be above 0, not {self.repetition_penalty}"),
-            (not -2.0 <= self.presence_penalty <= 2.0, f"presence_penalty must be from -2 to 2, not {self.presence_penalty}"),
-            (not -2.0 <= self.frequency_penalty <= 2.0, f"frequency_penalty must be from -2 to 2, not {self.frequency_penalty}"),
+            (
+                not 0.0 < self.repetition_penalty <= 100.0,
+                f"repetition_penalty must be above 0, not {self.repetition_penalty}",
+            ),
+            (
+                not -2.0 <= self.presence_penalty <= 2.0,
+                f"presence_penalty must be from -2 to 2, not {self.presence_penalty}",
+            ),
+            (
+                not -2.0 <= self.frequency_penalty <= 2.0,
+                f"frequency_penalty must be from -2 to 2, not {self.frequency_penalty}",
+            ),
             (len(self.logit_bias) > MAX_LOGIT_BIAS, f"logit_bias may name at most {MAX_LOGIT_BIAS} tokens"),
             (
                 not all(token >= 0 and -100.0 <= bias <= 100.0 for token, bias in self.logit_bias.items()),

@@ -3,6 +3,7 @@
 Knows no network, no text and no sampling. One caller at a time; kernels run on a team of threads with the GIL released.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -257,7 +258,7 @@ class CpuEngine:
         edges = [layers.start, *sorted(inside), layers.stop]
         return [
             (self._decoder.program_for(first, stop, layers.start), inside.get(first))
-            for first, stop in zip(edges, edges[1:], strict=False)
+            for first, stop in itertools.pairwise(edges)
         ]
 
     def _check(self, steps: Sequence[Step]) -> None:

@@ -16,6 +16,19 @@ from potluck.core.errors import BadKeyFile
 NODE_ID_BYTES = 32
 SIGNATURE_BYTES = 64
 _MAX_FILE_BYTES = 4096
+# Points of small order, with the sign bit cleared: under such a "key" anybody can make signatures that OpenSSL accepts.
+_SMALL_ORDER = frozenset(
+    bytes.fromhex(point)
+    for point in (
+        "0000000000000000000000000000000000000000000000000000000000000000",
+        "0100000000000000000000000000000000000000000000000000000000000000",
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+        "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    )
+)
 
 
 class NodeKey:
@@ -54,6 +67,8 @@ class NodeKey:
 
 def verify(node_id: bytes, signature: bytes, data: bytes) -> bool:
     """Whether the node signed the data. False for anything malformed too."""
+    if len(node_id) != NODE_ID_BYTES or node_id[:-1] + bytes([node_id[-1] & 0x7F]) in _SMALL_ORDER:
+        return False
     try:
         Ed25519PublicKey.from_public_bytes(node_id).verify(signature, data)
     except (InvalidSignature, ValueError):

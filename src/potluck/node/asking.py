@@ -27,7 +27,9 @@ class TextFrame(NamedTuple):
 class RemoteModel:
     """A model that other nodes hold: its facts and text side here, its layers there."""
 
-    def __init__(self, node: Node, info: ShardInfo, facts: ModelFacts, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def __init__(
+        self, node: Node, info: ShardInfo, facts: ModelFacts, tokenizer: Tokenizer, template: ChatTemplate
+    ) -> None:
         self._node, self.info, self.facts, self.tokenizer, self.template = node, info, facts, tokenizer, template
 
     @classmethod
@@ -55,7 +57,9 @@ class RemoteModel:
     ) -> GenerationRequest:  # fmt: skip
         room = self.facts.context_length - len(prompt)
         if room < 1:
-            raise ContextLengthExceeded(f"the prompt has {len(prompt)} tokens; the context is {self.facts.context_length}")
+            raise ContextLengthExceeded(
+                f"the prompt has {len(prompt)} tokens; the context is {self.facts.context_length}"
+            )
         boundaries = tuple(Boundary(layer, codec) for layer in pipeline_edges) if codec != "fp32" else ()
         return GenerationRequest(
             model=self.info.model, weights_sha256=self.info.weights_sha256, arithmetic=self.info.arithmetic,

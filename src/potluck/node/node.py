@@ -15,6 +15,7 @@ from potluck.net.peers import PeerLinks
 from potluck.orchestrator.orchestrator import PipelineOrchestrator
 from potluck.shard.core import ShardSettings
 from potluck.shard.server import ShardServer
+from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
     Describe,
@@ -43,14 +44,16 @@ class Node:
     def __init__(self, key: NodeKey, transport: Transport) -> None:
         self.id = key.node_id
         self.counters: Counter[str] = Counter()
+        self.metrics = Metrics()
         self.links = PeerLinks(self.id, transport, self._on_message, self._on_lost)
-        self.orchestrator = PipelineOrchestrator(self.id, self.links, self._send)
+        self.orchestrator = PipelineOrchestrator(self.id, self.links, self._send, self.metrics)
         self.shards: list[ShardServer] = []
         self._transport = transport
         self._listeners: list[Listener] = []
         self._models: dict[str, ServedModel] = {}
         self._owners: dict[bytes, ShardServer] = {}  # by session
         self._housekeeping: asyncio.Task[None] | None = None
+        self._counted: dict[str, int] = {}  # what the page has shown so far
 
     def __repr__(self) -> str:
         return f"<Node {self.id.hex()[:8]} {self.shards} {self.links!r}>"
@@ -61,8 +64,10 @@ class Node:
         self._listeners.append(listener)
         return listener.address
 
-    def add_shard(self, settings: ShardSettings, worker: WorkerSettings, model: ServedModel | None = None) -> ShardServer:
-        server = ShardServer(self.id, settings, worker, self._send)
+    def add_shard(
+        self, settings: ShardSettings, worker: WorkerSettings, model: ServedModel | None = None
+    ) -> ShardServer:
+        server = ShardServer(self.id, settings, worker, self._send, self.metrics)
         self.shards.append(server)
         if model is not None:
             self._models[model.weights_sha256] = model
@@ -88,6 +93,17 @@ class Node:
                 shard.evict_if_idle()
             live = {session for session, owner in self._owners.items() if owner.core.has_session(session)}
             self._owners = {session: self._owners[session] for session in live}
+
+    def metrics_page(self) -> bytes:
+        """The Prometheus page, with the counters of the deciding parts brought up to date."""
+        totals = Counter(self.counters)
+        for shard in self.shards:
+            totals.update(shard.core.counters)
+        for reason, count in totals.items():
+            known = self._counted.get(reason, 0)
+            self.metrics.dropped_messages.labels(reason=reason).inc(count - known)
+            self._counted[reason] = count
+        return self.metrics.page()
 
     # ------------------------------------------------------------ messages
 
@@ -120,6 +136,7 @@ class Node:
             self.counters["unknown_session"] += 1
             return
         self._owners.setdefault(message.session, server)
+        self.metrics.requests.labels(caller=sender.hex()[:16]).inc()
         server.deliver(sender, message, body)
 
     def _server_for(self, message: Open) -> ShardServer | None:
@@ -149,5 +166,3 @@ class Node:
             return SendTo(sender, None, Failed(message.nonce, error.code, str(error)))
         answer = TokenizerData(message.nonce, len(model.manifest), len(model.tokenizer))
         return SendTo(sender, None, answer, model.manifest + model.tokenizer)
-
-

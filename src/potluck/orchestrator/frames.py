@@ -19,6 +19,7 @@ class ShardStatus(msgspec.Struct, frozen=True, tag="shard_status", tag_field="ty
     node: str
     status: Literal["ok", "degraded"]
     reason: str = ""
+    code: str = "shard_unavailable"
 
 
 class ShardFailover(msgspec.Struct, frozen=True, tag="shard_failover", tag_field="type"):

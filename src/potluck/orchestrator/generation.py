@@ -123,6 +123,10 @@ class _Outage:
 Repick = Callable[[Sequence[Placed | None], frozenset[bytes], bool], list[list[Placed]] | None]
 
 
+def _ignore(timing: StepTiming) -> None:
+    return
+
+
 class Generation:
     """The head's side of one session. `repick(kept, excluded, local_allowed)` gives replacements for each gap (None) in `kept`."""
 
@@ -135,8 +139,9 @@ class Generation:
         self.epoch = 0
         self.phase = Phase.NEW
         self.failovers = 0
+        self.formed_s: float | None = None  # when the first pipeline stood
         self.counters: Counter[str] = Counter()
-        self.timings: list[StepTiming] = []
+        self.on_timing: Callable[[StepTiming], None] = _ignore
         self._head = head
         self._repick = repick
         self._new_session_id = new_session_id
@@ -188,6 +193,11 @@ class Generation:
     @property
     def sessions(self) -> tuple[bytes, ...]:
         return tuple(stage.session for stage in self._stages)
+
+    @property
+    def uses_own_copy(self) -> bool:
+        """Whether some stage runs on the head itself."""
+        return any(stage.placed.node == self._head for stage in self._stages)
 
     @property
     def is_ended(self) -> bool:
@@ -323,6 +333,7 @@ class Generation:
         for stage in self._stages:
             stage.is_empty = False
         self.phase = Phase.RUNNING
+        self.formed_s = now_s if self.formed_s is None else self.formed_s
         self._sent = self._confirmed
         self._progress(now_s)
         if self.settings.uses_ring:
@@ -414,7 +425,7 @@ class Generation:
             self._pump(now_s)
 
     def _note_step(self, timing: "StepTiming") -> None:
-        self.timings.append(timing)
+        self.on_timing(timing)
         usual = self._usual_step_s
         self._usual_step_s = timing.total_s if usual == 0 else 0.8 * usual + 0.2 * min(timing.total_s, 1.0)
 
@@ -463,7 +474,7 @@ class Generation:
             self._abort("bad_request", message.message)
             return
         culprits = [s for s in self._stages if s.placed.node == message.culprit] or [stage]
-        self._fail(culprits, message.message, now_s)
+        self._fail(culprits, message.message, now_s, message.code)
 
     def _restart_after(self, stage: HeadStage, now_s: float) -> None:
         """A replay was not possible after all: what follows `stage` starts empty, and `spread_emptiness` does the rest."""
@@ -478,7 +489,7 @@ class Generation:
         self._last_refusal = (message.code, message.message)
         self._fail([stage], f"refused: {message.message}", now_s)
 
-    def _fail(self, stages: Sequence[HeadStage], reason: str, now_s: float) -> None:
+    def _fail(self, stages: Sequence[HeadStage], reason: str, now_s: float, code: str = "shard_unavailable") -> None:
         """These stages are lost: say so, and rebuild without their nodes."""
         if not stages:
             return
@@ -487,7 +498,7 @@ class Generation:
         for stage in stages:
             self._outage.lost.append(stage.name)
             self._excluded.add(stage.placed.node)
-            self._frames.append(ShardStatus(stage.name, stage.placed.node.hex(), "degraded", reason))
+            self._frames.append(ShardStatus(stage.name, stage.placed.node.hex(), "degraded", reason, code))
             # Where it still lives it must not keep KV for a session that has moved on.
             self._send(stage, Close(stage.session))
         self._fruitless += 1
@@ -571,7 +582,7 @@ class Generation:
         if now_s - self._progress_s >= self.settings.stall_timeout_s:
             stalled = self._located(answers)
             self._last_refusal = ("pipeline_stalled", "no progress within the time allowed")
-            return self._fail([stalled], "made no progress", now_s)
+            return self._fail([stalled], "made no progress", now_s, "pipeline_stalled")
         return None
 
     def _looks_alive(self, stage: HeadStage, answer: Probed | None) -> bool:

@@ -5,17 +5,24 @@ The deciding is `generation.py`'s; here is what needs a loop. Every task has an 
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
 from potluck.core.errors import BadRequest, PotluckError, ShardUnavailable
 from potluck.net.peers import PeerLinks
-from potluck.orchestrator.frames import Finished, PipelineAborted, StreamFrame, TokenDelta
-from potluck.orchestrator.generation import Generation, GenerationRequest, GenerationSettings
+from potluck.orchestrator.frames import (
+    Finished,
+    PipelineAborted,
+    ShardFailover,
+    ShardStatus,
+    StreamFrame,
+    TokenDelta,
+)
+from potluck.orchestrator.generation import Generation, GenerationRequest, GenerationSettings, StepTiming
 from potluck.orchestrator.routing import ShardStore, replace_gaps
 from potluck.planner.cover import Candidate, Placed, greedy_cover
+from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import Describe, Described, Failed, GetTokenizer, Message, Stage, TokenizerData
 
@@ -29,6 +36,7 @@ class DistributedChatParams(msgspec.Struct, frozen=True, kw_only=True):
     settings: GenerationSettings = GenerationSettings()
     fallback_to_local: bool = True
     max_shards_per_request: int = 16
+    on_timing: Callable[[StepTiming], None] | None = None  # told of every token's way round
 
 
 class Running:
@@ -38,16 +46,38 @@ class Running:
         self.generation = generation
         self.frames: asyncio.Queue[StreamFrame] = asyncio.Queue()
         self.timer: asyncio.TimerHandle | None = None
-        self.began_s = time.monotonic()
+        self._began_s = self._first_s = asyncio.get_running_loop().time()
+        self._tokens = 0
+
+    def note(self, frame: StreamFrame, metrics: Metrics) -> None:
+        """Counts what a frame tells; nothing of its content."""
+        now = asyncio.get_running_loop().time()
+        if isinstance(frame, TokenDelta):
+            self._tokens += 1
+            if self._tokens == 1:
+                self._first_s = now
+                metrics.first_token_ms.observe((now - self._began_s) * 1000)
+                metrics.pipeline_construct_ms.observe(((self.generation.formed_s or now) - self._began_s) * 1000)
+        elif isinstance(frame, ShardFailover):
+            metrics.failovers.inc()
+            metrics.failover_pause_ms.observe(frame.pause_ms)
+            if self.generation.uses_own_copy:
+                metrics.fallback_to_local.inc()
+        elif isinstance(frame, ShardStatus) and frame.code == "shard_corruption":
+            metrics.shard_corruption_detected.labels(node=frame.node[:16]).inc()
+        elif isinstance(frame, Finished) and self._tokens > 1:
+            metrics.tokens_per_second.set((self._tokens - 1) / max(now - self._first_s, 1e-9))
 
 
 class PipelineOrchestrator:
     """Heads generations for one node. `store` holds the shards that are on offer; `connect` and the swarm fill it."""
 
-    def __init__(self, node: bytes, links: PeerLinks, send: Callable[[SendTo], None], most: int = 64) -> None:
+    def __init__(
+        self, node: bytes, links: PeerLinks, send: Callable[[SendTo], None], metrics: Metrics, most: int = 64
+    ) -> None:
         self.store = ShardStore()
         self.max_concurrent_pipelines = most
-        self._node, self._links, self._send = node, links, send
+        self._node, self._links, self._send, self._metrics = node, links, send, metrics
         self._running: list[Running] = []
         self._answers: dict[int, asyncio.Future[tuple[Message, bytes]]] = {}
         self._nonce = 0
@@ -73,7 +103,7 @@ class PipelineOrchestrator:
         self._addresses.setdefault(address, None)
         try:
             node = await self._links.connect(address)
-            answer, _ = await self.ask(node, lambda nonce: Describe(nonce))
+            answer, _ = await self.ask(node, Describe)
         except (PotluckError, OSError, TimeoutError):
             return None
         if not isinstance(answer, Described):
@@ -139,6 +169,7 @@ class PipelineOrchestrator:
             self._carry_out(running)
             while True:
                 frame = await running.frames.get()
+                running.note(frame, self._metrics)
                 if isinstance(frame, TokenDelta):
                     running.generation.consumed(1, loop.time())
                     self._carry_out(running)
@@ -159,7 +190,9 @@ class PipelineOrchestrator:
         if placed is None:
             raise ShardUnavailable(self.store.explain_gap(request.model, request.weights_sha256, request.layer_count))
         if len(placed) > params.max_shards_per_request:
-            raise ShardUnavailable(f"{len(placed)} shards would be needed; at most {params.max_shards_per_request} may be used")
+            raise ShardUnavailable(
+                f"{len(placed)} shards would be needed; at most {params.max_shards_per_request} may be used"
+            )
         return placed
 
     def _candidates(self, request: GenerationRequest, allows_local: bool) -> list[Candidate]:
@@ -177,7 +210,10 @@ class PipelineOrchestrator:
             return replace_gaps(kept, reachable, excluded, request.layer_count)
 
         pipeline = self.pipeline_for(request, params)
-        return Generation(request, pipeline, repick, params.settings, lambda: os.urandom(16), self._node)
+        generation = Generation(request, pipeline, repick, params.settings, lambda: os.urandom(16), self._node)
+        if params.on_timing is not None:
+            generation.on_timing = params.on_timing
+        return generation
 
     def on_message(self, sender: bytes, session: bytes, message: Message) -> bool:
         """Whether a generation knows that session."""

@@ -101,4 +101,6 @@ class ShardStore:
         if names and weights_sha256 not in names:
             return f"weights_mismatch: nobody holds {model} with weights {weights_sha256[:12]}"
         missing = [str(layer) for layer, is_held in enumerate(held) if not is_held]
-        return f"no shard holds layer {', '.join(missing)} of {model}" if missing else f"no shard has the ends of {model}"
+        return (
+            f"no shard holds layer {', '.join(missing)} of {model}" if missing else f"no shard has the ends of {model}"
+        )

@@ -1,5 +1,6 @@
 """Which shards together cover a model's layers. Pure: no I/O, no clock, no randomness."""
 
+import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -77,7 +78,7 @@ def check_tiling(stages: Sequence[Stage], layer_count: int) -> str | None:
         return "the first shard must begin at layer 0 and own the embedding"
     if stages[-1].stop != layer_count or not stages[-1].has_output:
         return f"the last shard must reach layer {layer_count - 1} and own the output"
-    for before, after in zip(stages, stages[1:], strict=False):
+    for before, after in itertools.pairwise(stages):
         if after.start > before.stop:
             return f"nobody holds layers {before.stop}-{after.start - 1}"
         if after.start < before.stop:

@@ -51,7 +51,6 @@ from potluck.wire.work import (
     WorkOutput,
 )
 
-
 _REMEMBERED = 1024
 
 
@@ -116,6 +115,10 @@ class _Spent(NamedTuple):
 RowBytes = Callable[[str, int, int], int]
 
 
+def _ignore(seconds: float) -> None:
+    return
+
+
 class ShardCore:
     """One shard: its sessions, its batches, its worker's state."""
 
@@ -123,6 +126,7 @@ class ShardCore:
         self.node = node
         self.settings = settings
         self.counters: Counter[str] = Counter()
+        self.observe: Callable[[float], None] = _ignore  # told how long each step was here, in seconds
         self._row_bytes = row_bytes  # (codec, rows, width) → bytes
         self._sessions: OrderedDict[bytes, ShardSession] = OrderedDict()
         self._outbox = Outbox(settings.outbox_budget_bytes)
@@ -131,7 +135,9 @@ class ShardCore:
         self._next_batch = 1
         self._ready: OrderedDict[bytes, None] = OrderedDict()  # sessions with waiting steps, first come first served
         self._is_loaded = self._is_loading = False
-        self._closed: OrderedDict[bytes, None] = OrderedDict()  # the last few, so that a late OPEN cannot bring one back
+        self._closed: OrderedDict[bytes, None] = (
+            OrderedDict()
+        )  # the last few, so that a late OPEN cannot bring one back
         self._postponed: list[ShardSession] = []  # opened while the shard was being loaded
         self._step_us = 0
         self._idle_since_s = 0.0
@@ -236,7 +242,10 @@ class ShardCore:
         if message.weights_sha256 != self.settings.weights_sha256:
             return "weights_mismatch", "this shard holds other weights under that name"
         if message.arithmetic != self.settings.arithmetic:
-            return "weights_mismatch", f"this shard computes by arithmetic {self.settings.arithmetic}, not {message.arithmetic}"
+            return (
+                "weights_mismatch",
+                f"this shard computes by arithmetic {self.settings.arithmetic}, not {message.arithmetic}",
+            )
         if not _lies_within(wanted, mine):
             return "shard_unavailable", f"layers {wanted.start}-{wanted.stop - 1} are not served here"
         if (wanted.has_output and message.sampler is None) or message.positions < 1:
@@ -248,9 +257,7 @@ class ShardCore:
         return None
 
     def _open_in_worker(self, session: ShardSession) -> None:
-        self._work(
-            OpenSession(session.id, session.stage, session.positions, session.boundaries, session.sampler)
-        )
+        self._work(OpenSession(session.id, session.stage, session.positions, session.boundaries, session.sampler))
 
     def _activate(self, session: ShardSession) -> None:
         session.phase = Phase.ACTIVE
@@ -429,9 +436,7 @@ class ShardCore:
             self._on_output(running, output, piece, share_us, now_s)
         self._run_batch()
 
-    def _on_output(
-        self, running: _Running, output: WorkOutput, body: bytes, compute_us: int, now_s: float
-    ) -> None:
+    def _on_output(self, running: _Running, output: WorkOutput, body: bytes, compute_us: int, now_s: float) -> None:
         session, step = running.session, running.step
         if self._sessions.get(session.id) is not session:
             return  # closed while it was computed
@@ -443,9 +448,12 @@ class ShardCore:
         if output.code:
             culprit = session.wiring.previous or session.head
             self.counters[output.code] += 1
-            self._fault(session, output.code, output.message, culprit if output.code == "shard_corruption" else self.node)
+            self._fault(
+                session, output.code, output.message, culprit if output.code == "shard_corruption" else self.node
+            )
             return
         session.length_out = step.position + step.count
+        self.observe(now_s - running.arrived_s)
         queue_us = max(0, int((now_s - running.arrived_s) * 1e6) - compute_us)
         spent = _Spent(step.compute_us + compute_us, step.queue_us + queue_us)
         self._pass_on(session, step, output, body, spent, now_s)
@@ -471,7 +479,9 @@ class ShardCore:
     ) -> None:
         hop = session.next
         target = hop.session if hop is not None else session.id
-        message = Step(target, session.epoch, position, count, session.stage.stop, session.output_codec, chooses, *spent)
+        message = Step(
+            target, session.epoch, position, count, session.stage.stop, session.output_codec, chooses, *spent
+        )
         if hop is None:
             self._send(session.head, None, message, body)  # a remote prefix returns hidden states, never logits
         else:

@@ -11,6 +11,7 @@ import msgspec
 
 from potluck.shard.core import ShardCore, ShardSettings
 from potluck.shard.worker_supervisor import WorkerSupervisor
+from potluck.telemetry.metrics import Metrics
 from potluck.wire.codecs import encoded_bytes
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import Message, ShardInfo
@@ -38,8 +39,12 @@ def shard_id(model: str, start: int, stop: int) -> str:
 class ShardServer:
     """Hosts one contiguous range of a model. Loaded at `start` or on the first OPEN; evicted when nobody has used it for long."""
 
-    def __init__(self, node: bytes, settings: ShardSettings, worker: WorkerSettings, send: Send) -> None:
+    def __init__(
+        self, node: bytes, settings: ShardSettings, worker: WorkerSettings, send: Send, metrics: Metrics
+    ) -> None:
         self.core = ShardCore(node, settings, encoded_bytes)  # type: ignore[arg-type]
+        latency = metrics.shard_latency_ms.labels(shard_id=self.shard_id)
+        self.core.observe = lambda seconds: latency.observe(seconds * 1000)
         self.supervisor = WorkerSupervisor(worker, self._on_worker_message, self._on_worker_lost)
         self._send = send
         self._loop = asyncio.get_running_loop()
@@ -104,9 +109,7 @@ class ShardServer:
 
     async def health(self) -> ShardHealth:
         state = self.core.state
-        return ShardHealth(
-            self.shard_id, state.is_loaded, datetime.now(UTC), state.step_us / 1000, state.queue_depth
-        )
+        return ShardHealth(self.shard_id, state.is_loaded, datetime.now(UTC), state.step_us / 1000, state.queue_depth)
 
     def evict_if_idle(self) -> None:
         if self.core.evict_if_idle(self._loop.time()):

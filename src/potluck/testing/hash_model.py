@@ -86,7 +86,12 @@ def run_item(session: HashSession, item: WorkItem, body: bytes) -> tuple[WorkOut
 
 
 def undisturbed(
-    prompt: tuple[int, ...], layers: int, count: int, seed_params: Sampler, boundaries: tuple[Boundary, ...], eos: tuple[int, ...]
+    prompt: tuple[int, ...],
+    layers: int,
+    count: int,
+    seed_params: Sampler,
+    boundaries: tuple[Boundary, ...],
+    eos: tuple[int, ...],
 ) -> list[int]:
     """What one shard that holds everything generates when nothing goes wrong."""
     session = HashSession(Stage(0, layers, True, True), boundaries, seed_params)

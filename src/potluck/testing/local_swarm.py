@@ -3,6 +3,7 @@
 Every process that is started here is ended here, by its own id.
 """
 
+import itertools
 import os
 import signal
 import subprocess
@@ -41,7 +42,7 @@ class Announcement(msgspec.Struct, frozen=True):
 def split_plan(layer_count: int, shards: int, spares: int = 1, threads: int = 1) -> list[NodePlan]:
     """`shards` nodes with ranges as equal as they can be, then `spares` nodes that hold everything."""
     edges = [layer_count * i // shards for i in range(shards + 1)]
-    ranges = [f"{lo}-{hi - 1}" for lo, hi in zip(edges, edges[1:], strict=False)]
+    ranges = [f"{lo}-{hi - 1}" for lo, hi in itertools.pairwise(edges)]
     return [NodePlan(layers, False, threads) for layers in ranges] + [NodePlan(None, True, threads)] * spares
 
 
@@ -138,7 +139,9 @@ class LocalSwarm:
     def addresses(self) -> list[str]:
         return [node.address for node in self.nodes if node.announcement is not None]
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.end()
 
     def end(self) -> None:

@@ -359,7 +359,7 @@ def build(seed: int, settings: GenerationSettings | None = None) -> Scenario:
     layers = draw.randint(4, 8)
     edges = sorted(draw.sample(range(1, layers), draw.randint(1, 3)))
     bounds = [0, *edges, layers]
-    stages = [(lo, hi) for lo, hi in zip(bounds, bounds[1:], strict=False)]
+    stages = [(lo, hi) for lo, hi in itertools.pairwise(bounds)]
     offered = list(stages)
     for lo, hi in stages:
         offered.append((max(0, lo - draw.randint(0, 1)), min(layers, hi + draw.randint(0, 1))))

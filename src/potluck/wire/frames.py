@@ -464,7 +464,7 @@ class FrameDecoder:
     def _message(self, kind: int, stream: int, meta: memoryview) -> Message:
         try:
             message = self._decode(meta)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             # Without the decoder's text: it may quote what was received.
             raise ProtocolViolation("a message that is none of ours, or with values out of range") from error
         if _message_stream(message) != stream:

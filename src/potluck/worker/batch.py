@@ -3,6 +3,7 @@
 An item that fails says so in its own output, leaves its session as it was, and does not keep the others from running.
 """
 
+import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from potluck.wire.work import BatchDone, RunBatch, WorkItem, WorkOutput
 from potluck.worker.session import WorkerSession, rounded, roundings
 
 _MESSAGE_CHARACTERS = 1024  # what the protocol takes
-_TOKEN_IDS = np.dtype("<i4")
+_TOKEN_BYTES = 4
 
 
 @dataclass
@@ -93,13 +94,12 @@ class BatchRunner:
         return rows if codec is None or codec == item.codec else rounded(codec, rows)
 
 
-def _token_ids(item: WorkItem, data: memoryview, session: WorkerSession) -> list[int]:
+def _token_ids(item: WorkItem, data: memoryview, session: WorkerSession) -> tuple[int, ...]:
     if not session.stage.has_embedding:
         raise BadRequest("this session takes activations, not token ids")
-    if len(data) != item.count * _TOKEN_IDS.itemsize:
+    if len(data) != item.count * _TOKEN_BYTES:
         raise BadRequest(f"{len(data)} bytes are not {item.count} token ids")
-    tokens: list[int] = np.frombuffer(data, _TOKEN_IDS).tolist()
-    return tokens
+    return struct.unpack(f"<{item.count}i", data)
 
 
 def _groups(jobs: list[_Job]) -> list[list[_Job]]:

@@ -13,7 +13,7 @@ from collections import deque
 
 from potluck.core.errors import ProtocolViolation
 from potluck.wire.work import FromWorker, Ping, Pong, ToWorker
-from potluck.wire.work_frames import encode, to_worker_decoder
+from potluck.wire.work_frames import Buffer, encode, to_worker_decoder
 from potluck.worker.host_process import end
 
 BROKEN_STREAM = 76  # exit status: what came was not our protocol
@@ -48,11 +48,17 @@ class Channel:
     def send(self, message: FromWorker, *parts: bytes | memoryview) -> None:
         buffers = encode(message, *parts)
         with self._sending:
-            sent = self._stream.sendmsg(buffers)
-            for buffer in buffers:  # a large body does not fit into the socket at once
-                if sent < len(buffer):
-                    self._stream.sendall(memoryview(buffer)[sent:])
-                sent = max(0, sent - len(buffer))
+            try:
+                self._write(buffers)
+            except OSError:
+                end(0)  # the daemon is gone; there is nobody to tell
+
+    def _write(self, buffers: list[Buffer]) -> None:
+        sent = self._stream.sendmsg(buffers)
+        for buffer in buffers:  # a large body does not fit into the socket at once
+            if sent < len(buffer):
+                self._stream.sendall(memoryview(buffer)[sent:])
+            sent = max(0, sent - len(buffer))
 
     def _read(self) -> None:
         """Takes what is there, or waits for something. Called by whoever holds `_reading`."""
@@ -62,8 +68,8 @@ class Channel:
         except ProtocolViolation as error:
             print(f"worker: the daemon's stream is broken: {error}", file=sys.stderr)
             end(BROKEN_STREAM)
-        except OSError:
-            end(0)  # the daemon is gone, which a killed one shows as a reset; there is nobody to tell
+        except OSError:  # what a killed daemon's end may look like
+            end(0)
         if not data:
             end(0)
         self._last_read = time.monotonic()

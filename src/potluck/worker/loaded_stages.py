@@ -44,12 +44,17 @@ def lies_within(part: Stage, whole: Stage) -> bool:
 
 @dataclass
 class LoadedStage:
-    """An engine, and the stages that were asked for and lie within it."""
+    """An engine, and the stages that were asked for and lie within it. `around`: what it is an end of, and stays with."""
 
     stage: Stage
     engine: CpuEngine
     step_us: int
     asked_for: set[Stage] = field(default_factory=set)
+    around: "LoadedStage | None" = None
+
+    @property
+    def is_needed(self) -> bool:
+        return bool(self.asked_for) or (self.around is not None and bool(self.around.asked_for))
 
 
 class LoadedStages:
@@ -77,8 +82,8 @@ class LoadedStages:
         """Engines that nobody needs any more; the caller forgets their sessions and closes them."""
         for loaded in self._loaded:
             loaded.asked_for.discard(stage)
-        dropped = [loaded for loaded in self._loaded if not loaded.asked_for]
-        self._loaded = [loaded for loaded in self._loaded if loaded.asked_for]
+        dropped = [loaded for loaded in self._loaded if not loaded.is_needed]
+        self._loaded = [loaded for loaded in self._loaded if loaded.is_needed]
         return [loaded.engine for loaded in dropped]
 
     def open(self, stage: Stage, positions: int) -> tuple[CpuEngine, int]:
@@ -108,7 +113,7 @@ class LoadedStages:
         if around is None:
             return None
         built = self._build(stage)
-        built.asked_for = around.asked_for  # shared: it goes when the other goes
+        built.around = around
         return built
 
     def _build(self, stage: Stage) -> LoadedStage:
