@@ -31,8 +31,8 @@ def ask(
     via: Annotated[str | None, typer.Option("--via", help="ADDR,ADDR,…: shards on other machines, spares too.")] = None,
     ring: Annotated[bool, typer.Option(help="Let the last shard feed the first directly.")] = True,
     codec: Annotated[
-        str, typer.Option("--activation-dtype", help="fp32 (exact), fp16 or int8 between shards.")
-    ] = "fp32",
+        str | None, typer.Option("--activation-dtype", help="fp32 (the default), fp16 or int8 between shards.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Ask a model one question, on this machine or over shards on others, and stream the answer."""

@@ -18,14 +18,14 @@ class RemoteQuestion:
     params: SamplingParams
     max_tokens: int
     uses_ring: bool
-    codec: str
+    codec: str | None
     as_json: bool
 
 
 def ask_via(question: RemoteQuestion) -> None:
     from potluck.net.loop import run
 
-    if question.codec not in CODECS:
+    if question.codec is not None and question.codec not in CODECS:
         raise BadRequest(f"--activation-dtype must be one of {', '.join(CODECS)}, not {question.codec}")
     run(_ask(question))
 
@@ -47,6 +47,7 @@ async def _ask(question: RemoteQuestion) -> None:
 
 async def _answer(model: object, question: RemoteQuestion, node: object) -> None:
     from potluck.node.asking import RemoteModel
+    from potluck.node.configuration_file import read_configuration
     from potluck.node.node import Node
     from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover, ShardStatus, TokenDelta
     from potluck.orchestrator.generation import GenerationSettings
@@ -54,10 +55,20 @@ async def _answer(model: object, question: RemoteQuestion, node: object) -> None
 
     assert isinstance(model, RemoteModel)
     assert isinstance(node, Node)
-    params = DistributedChatParams(settings=GenerationSettings(uses_ring=question.uses_ring))
+    settings = read_configuration()
+    node.orchestrator.max_concurrent_pipelines = settings.max_concurrent_pipelines
+    params = DistributedChatParams(
+        settings=GenerationSettings(
+            uses_ring=question.uses_ring, stall_timeout_s=settings.shard_health_timeout_seconds
+        ),
+        fallback_to_local=settings.fallback_to_local,
+        max_shards_per_request=settings.max_shards_per_request,
+    )
+    codec = question.codec or settings.activation_dtype
+    codec = "fp32" if codec == "auto" else codec
     request = model.request(model.encode_chat(question.messages), question.params, question.max_tokens)
     edges = [placed.stage.start for placed in node.orchestrator.pipeline_for(request, params)[1:]]
-    request = model.request(request.prompt, question.params, question.max_tokens, question.codec, edges)  # type: ignore[arg-type]
+    request = model.request(request.prompt, question.params, question.max_tokens, codec, edges)  # type: ignore[arg-type]
     parts: list[str] = []
     tokens: list[int] = []
     failovers: list[dict[str, object]] = []

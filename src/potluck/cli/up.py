@@ -36,6 +36,7 @@ async def _serve(
     as_json: bool,
 ) -> None:  # fmt: skip
     from potluck.net.tls import TlsTransport
+    from potluck.node.configuration_file import read_configuration
     from potluck.node.identity_file import own_key
     from potluck.node.node import Node
     from potluck.node.serving import ServingSettings, parse_stage, read_stored_model, serve
@@ -51,7 +52,15 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     try:
         server = serve(
-            node, stored, stage, ServingSettings(threads=threads, max_concurrent_streams=streams, is_spare=is_spare)
+            node,
+            stored,
+            stage,
+            ServingSettings(
+                threads=threads,
+                max_concurrent_streams=streams,
+                is_spare=is_spare,
+                eviction_idle_s=read_configuration().host.shard_eviction_idle_seconds,
+            ),
         )
         loading = asyncio.ensure_future(server.start())
         stopping = asyncio.ensure_future(stopped.wait())

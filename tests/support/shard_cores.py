@@ -1,0 +1,135 @@
+"""A shard's core driven by hand: what it was told, what it wants done. Nothing here knows a socket, a worker or a clock."""
+
+import msgspec
+
+from potluck.core.sampling_params import SamplingParams
+from potluck.shard.core import ShardCore, ShardSettings, Work
+from potluck.wire.effects import SendTo
+from potluck.wire.messages import Boundary, Hop, Message, Open, Sampler, Stage, Step, Wiring
+from potluck.wire.work import BatchDone, FromWorker, Loaded, RunBatch, SessionOpened, ToWorker, WorkOutput
+
+ROW_BYTES = 8
+LAYERS = 8
+HEAD, SHARD, BEFORE, AFTER, STRANGER, OTHER_HEAD = (bytes([number]) * 32 for number in range(1, 7))
+FIRST, MIDDLE, LAST, WHOLE = Stage(0, 3, True), Stage(3, 6), Stage(6, LAYERS, False, True), Stage(0, LAYERS, True, True)
+
+
+def session_id(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def settings_of(stage: Stage, **changes: object) -> ShardSettings:
+    values: dict[str, object] = {
+        "model": "m", "weights_sha256": "a" * 64, "arithmetic": 1, "layer_count": LAYERS, "hidden_size": 1, "stage": stage,
+    }  # fmt: skip
+    return ShardSettings(**values | changes)  # type: ignore[arg-type]
+
+
+def sampler_of(prompt: int = 4, limit: int = 20, eos: tuple[int, ...] = (99,)) -> Sampler:
+    return Sampler(SamplingParams(), 0, prompt, tuple(range(prompt)), eos, limit)
+
+
+def wiring_of(stage: Stage, *, forward_from: int = 0, ring: bool = False, stages: int = 3) -> Wiring:
+    """Three shards on three nodes; the ring closes between BEFORE and AFTER (or on SHARD alone, for the whole model)."""
+    is_whole = stage.has_embedding and stage.has_output
+    return Wiring(
+        None if stage.has_embedding else BEFORE,
+        None if stage.has_output else Hop(AFTER, "after:1", session_id(1001)),
+        Hop(SHARD if is_whole else BEFORE, "", session_id(1 if is_whole else 1000)) if ring and stage.has_output else None,
+        (SHARD if is_whole else AFTER) if ring and stage.has_embedding else None,
+        forward_from,
+        stages,
+    )
+
+
+def opening(stage: Stage, session: int = 1, **changes: object) -> Open:
+    message = Open(
+        session_id(session), 0, "m", "a" * 64, 1, stage, 32, wiring_of(stage), (), sampler_of() if stage.has_output else None, True
+    )
+    return msgspec.structs.replace(message, **changes)
+
+
+class CoreBench:
+    """One core. `tell` hands it a message; what it wants done lies in `sent` and `work` until the next call."""
+
+    def __init__(self, stage: Stage, *, is_loaded: bool = True, **changes: object) -> None:
+        self.stage = stage
+        self.core = ShardCore(SHARD, settings_of(stage, **changes), lambda codec, rows, width: ROW_BYTES * rows)
+        self.now_s = 0.0
+        self.worker_idle_us = 0
+        self.sent: list[SendTo] = []
+        self.work: list[Work] = []
+        if is_loaded:
+            self.core.load()
+            self.hear(Loaded(stage, 0, 0, 1000))
+            self._take()
+
+    def _take(self) -> None:
+        effects = self.core.take_effects()
+        self.sent = [effect for effect in effects if isinstance(effect, SendTo)]
+        self.work = [effect for effect in effects if isinstance(effect, Work)]
+
+    def tell(self, sender: bytes, message: Message, body: bytes = b"") -> list[SendTo]:
+        self.core.on_message(sender, message, body, self.now_s, self.worker_idle_us)
+        self._take()
+        return self.sent
+
+    def hear(self, message: FromWorker, body: bytes = b"") -> list[SendTo]:
+        self.core.on_worker_message(message, body, self.now_s)
+        self._take()
+        return self.sent
+
+    def lose_node(self, node: bytes) -> list[SendTo]:
+        self.core.on_node_lost(node, self.now_s)
+        self._take()
+        return self.sent
+
+    def lose_worker(self) -> list[SendTo]:
+        self.core.on_worker_lost("killed")
+        self._take()
+        return self.sent
+
+    def open(self, session: int = 1, head: bytes = HEAD, **changes: object) -> None:
+        message = opening(self.stage, session, **changes)
+        self.tell(head, message)
+        self.hear(SessionOpened(message.session))
+
+    @property
+    def messages(self) -> list[Message]:
+        return [effect.message for effect in self.sent]
+
+    @property
+    def orders(self) -> list[ToWorker]:
+        return [work.message for work in self.work]
+
+    @property
+    def batch(self) -> RunBatch:
+        [batch] = [order for order in self.orders if isinstance(order, RunBatch)]
+        return batch
+
+    def step(self, position: int, count: int = 1, *, session: int = 1, sender: bytes | None = None, **changes: object) -> list[SendTo]:
+        """A step that fits, apart from the changes, from whoever should send it."""
+        codec = None if self.stage.has_embedding else "fp32"
+        message = Step(session_id(session), 0, position, count, self.stage.start, codec, True)
+        message = msgspec.structs.replace(message, **changes)
+        body = bytes((4 if self.stage.has_embedding else ROW_BYTES) * count)
+        return self.tell(sender or (HEAD if self.stage.has_embedding else BEFORE), message, body)
+
+    def done(self, batch: RunBatch, token: int | None = 7, code: str = "", text: str = "") -> list[SendTo]:
+        """The worker's answer to a batch: rows of the wanted size, tokens where some are to be chosen."""
+        outputs, bodies = [], []
+        for item in batch.items:
+            body = bytes(ROW_BYTES * item.count) if item.output_codec is not None and not code else b""
+            chosen = token if item.chooses and not code else None
+            outputs.append(WorkOutput(item.session, len(body), chosen, None, (), code, text))
+            bodies.append(body)
+        return self.hear(BatchDone(batch.batch, tuple(outputs), 500), b"".join(bodies))
+
+    def run(self, position: int, count: int = 1, **changes: object) -> list[SendTo]:
+        """A step, and what it leads to once the worker is done."""
+        self.step(position, count, **changes)
+        return self.done(self.batch)
+
+
+def boundary(layer: int, codec: str) -> Boundary:
+    return Boundary(layer, codec)  # type: ignore[arg-type]
