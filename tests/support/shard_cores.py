@@ -42,7 +42,7 @@ def wiring_of(stage: Stage, *, forward_from: int = 0, ring: bool = False, stages
     )
 
 
-def opening(stage: Stage, session: int = 1, **changes: object) -> Open:
+def opening(stage: Stage, session: int = 1, /, **changes: object) -> Open:
     message = Open(
         session_id(session), 0, "m", "a" * 64, 1, stage, 32, wiring_of(stage), (), sampler_of() if stage.has_output else None, True
     )
@@ -107,7 +107,9 @@ class CoreBench:
         [batch] = [order for order in self.orders if isinstance(order, RunBatch)]
         return batch
 
-    def step(self, position: int, count: int = 1, *, session: int = 1, sender: bytes | None = None, **changes: object) -> list[SendTo]:
+    def step(
+        self, position: int, count: int = 1, /, *, session: int = 1, sender: bytes | None = None, **changes: object
+    ) -> list[SendTo]:
         """A step that fits, apart from the changes, from whoever should send it."""
         codec = None if self.stage.has_embedding else "fp32"
         message = Step(session_id(session), 0, position, count, self.stage.start, codec, True)
@@ -125,7 +127,7 @@ class CoreBench:
             bodies.append(body)
         return self.hear(BatchDone(batch.batch, tuple(outputs), 500), b"".join(bodies))
 
-    def run(self, position: int, count: int = 1, **changes: object) -> list[SendTo]:
+    def run(self, position: int, count: int = 1, /, **changes: object) -> list[SendTo]:
         """A step, and what it leads to once the worker is done."""
         self.step(position, count, **changes)
         return self.done(self.batch)

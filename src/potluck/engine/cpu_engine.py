@@ -31,7 +31,7 @@ from potluck.engine.kv_cache import KvCache, KvSession, KvShape
 from potluck.engine.packed_cache import PackedCache
 from potluck.engine.program import Program
 from potluck.engine.shard_weights import ShardWeights, uses_half_kv
-from potluck.engine.threads import Governor, ThreadTeam
+from potluck.engine.threads import Governor, IdleCores, ThreadTeam
 from potluck.weights.checkpoint import Checkpoint
 
 Floats = npt.NDArray[np.float32]
@@ -143,7 +143,7 @@ class CpuEngine:
             self._head = OutputHead(weights, library, max(1, min(32, _OUTPUT_FLOATS // facts.vocabulary_size)))
         self.processor = library.processor
         self._team = ThreadTeam(settings.threads)
-        self._governor = Governor(settings.threads)
+        self._governor = Governor(settings.threads, IdleCores(), time.monotonic)
         self._tokens_per_tile = max(1, TILE_ROWS // (facts.head_count // facts.kv_head_count))
         self._batch = np.zeros(BATCH_WORDS, np.int64)
         self._tiles = np.zeros((self.max_rows, TILE_WORDS), np.int64)
@@ -376,11 +376,11 @@ class CpuEngine:
         self._batch[BATCH_ROWS] = rows
         size = (rows << 24) | (len(program) << 1) | kind  # what the governor compares: equal work only
         threads = self._governor.choose(size)
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         self._team.run(
             program.table.ctypes.data, len(program), self._batch.ctypes.data, program.sync.ctypes.data, threads
         )
-        self._governor.record(size, threads, time.perf_counter() - start)
+        self._governor.record(size, threads, time.perf_counter() - start, time.process_time() - used)
 
     def _logits(self, steps: Sequence[Step], outputs: list[Floats], rounded: _Round | None) -> list[Floats | None]:
         wanted = [(index, place) for index, step in enumerate(steps) for place in step.logits]

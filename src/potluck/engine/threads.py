@@ -6,6 +6,11 @@ fewer threads are faster, and the governor finds that out by looking at the cloc
 
 import queue
 import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import psutil
 
 from potluck.engine.kernels.schedule import prepare_run, run_alone, run_together
 
@@ -56,51 +61,112 @@ class ThreadTeam:
 
 
 class Governor:
-    """Chooses the number of threads for the next run from how long runs of that size took with each number.
+    """Chooses the number of threads for the next run from how runs of that size went.
 
-    All threads are used until a run takes much longer than such runs used to; then fewer are tried, and what is fastest is kept,
-    with a look at the others from time to time, ever more rarely.
+    All threads are used until they do not get the processors they need (their time on a processor falls short of the time that
+    passed), or runs take much longer than such runs used to. Then fewer are tried, and what is fastest is kept until the machine
+    has idle cores again. `idle_cores` says how many, or None where the system does not tell; then it is tried from time to time.
     """
 
     SLOWER = 1.35  # times the usual before something is wrong
+    STARVED = 0.8  # of the processor time that the threads should have had
     _FORGET = 0.25  # weight of the newest run in an average
-    _FIRST_LOOK, _LAST_LOOK = 8, 256  # runs between looks at another number
+    _TRIALS = 3  # runs with another number before it is judged
+    _LOOK_S, _BLIND_LOOK_S = 0.5, 8.0  # between looks at the machine; between trials where it does not tell
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, idle_cores: Callable[[], float | None], clock: Callable[[], float]) -> None:
         self.choices = sorted({threads, max(1, threads // 2), 1}, reverse=True)
-        self._average: dict[tuple[int, int], float] = {}
-        self._best: dict[tuple[int, int], float] = {}
-        self._until_look: dict[int, int] = {}
-        self._pause: dict[int, int] = {}
+        self._idle_cores, self._clock = idle_cores, clock
+        self._sizes: dict[int, _Experience] = {}
 
     def choose(self, size: int) -> int:
-        """How many threads the next run of `size` (any key for runs of similar work) should use."""
+        """How many threads the next run of `size` (any key for runs of equal work) should use."""
         if len(self.choices) == 1:
             return self.choices[0]
-        full = self.choices[0]
-        usual, best = self._average.get((size, full)), self._best.get((size, full))
+        known = self._sizes.setdefault(size, _Experience(self.choices[0]))
+        if known.chosen == self.choices[0]:
+            if not known.is_troubled(self):
+                return known.chosen
+            known.on_trial = list(self.choices[1:]) if not known.on_trial else known.on_trial
+        elif not known.on_trial and self._is_calm(known):
+            known.restore(self.choices[0])
+        if known.on_trial:
+            return self._try(known)
+        return known.chosen
+
+    def _try(self, known: "_Experience") -> int:
+        number = known.on_trial[0]
+        if known.runs[number] >= self._TRIALS:
+            known.on_trial.pop(0)
+            if not known.on_trial:
+                known.chosen = min(known.average, key=lambda n: known.average[n])
+                known.runs.clear()
+                known.looked_s = self._clock()
+                return known.chosen
+            number = known.on_trial[0]
+        return number
+
+    def _is_calm(self, known: "_Experience") -> bool:
+        now = self._clock()
+        if now - known.looked_s < self._LOOK_S:
+            return False
+        idle = self._idle_cores()
+        if idle is None:
+            return now - known.looked_s >= self._BLIND_LOOK_S
+        known.looked_s = now
+        return idle >= 0.7 * (self.choices[0] - known.chosen)
+
+    def record(self, size: int, threads: int, seconds: float, processor_s: float) -> None:
+        """A run took `seconds`, in which all its threads together had `processor_s` of a processor."""
+        if len(self.choices) > 1:
+            known = self._sizes.setdefault(size, _Experience(self.choices[0]))
+            known.record(threads, seconds, processor_s / (threads * seconds) if seconds > 0 else 1.0, self._FORGET)
+
+
+class _Experience:
+    """How runs of one size went."""
+
+    def __init__(self, threads: int) -> None:
+        self.chosen = threads
+        self.on_trial: list[int] = []
+        self.average: dict[int, float] = {}
+        self.best: dict[int, float] = {}
+        self.share = 1.0  # of the processors, with the chosen number
+        self.runs: Counter[int] = Counter()  # with each number on trial
+        self.looked_s = 0.0
+
+    def is_troubled(self, rules: Governor) -> bool:
+        usual, best = self.average.get(self.chosen), self.best.get(self.chosen)
         if usual is None or best is None:
-            return full
-        known = {n: self._average[size, n] for n in self.choices if (size, n) in self._average}
-        if usual <= self.SLOWER * best and len(known) == 1:
-            return full
-        missing = next((n for n in self.choices if n not in known), None)
-        if missing is not None:
-            return missing
-        return self._look_around(size, min(known, key=lambda n: known[n]))
+            return False
+        return self.share < rules.STARVED or usual > rules.SLOWER * best
 
-    def _look_around(self, size: int, fastest: int) -> int:
-        left = self._until_look.get(size, self._FIRST_LOOK) - 1
-        self._until_look[size] = left
-        if left > 0:
-            return fastest
-        pause = min(2 * self._pause.get(size, self._FIRST_LOOK), self._LAST_LOOK)
-        self._pause[size], self._until_look[size] = pause, pause
-        return next(n for n in self.choices if n != fastest)
+    def restore(self, threads: int) -> None:
+        self.chosen, self.share = threads, 1.0
+        self.average.pop(threads, None)
 
-    def record(self, size: int, threads: int, seconds: float) -> None:
-        key = (size, threads)
-        before = self._average.get(key)
-        self._average[key] = seconds if before is None else before + self._FORGET * (seconds - before)
+    def record(self, threads: int, seconds: float, share: float, forget: float) -> None:
+        before = self.average.get(threads)
+        self.average[threads] = seconds if before is None else before + forget * (seconds - before)
         # The best drifts upward slowly, so that a machine that has become slower for good is not called disturbed for ever.
-        self._best[key] = min(self._best.get(key, seconds) * 1.001, seconds)
+        self.best[threads] = min(self.best.get(threads, seconds) * 1.001, seconds)
+        if threads == self.chosen and not self.on_trial:
+            self.share += forget * (min(share, 1.0) - self.share)
+        if self.on_trial:
+            self.runs[threads] += 1
+
+
+class IdleCores:
+    """How many cores had nothing to do since the last time somebody asked; None the first time, and where nobody knows."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, float] | None = None
+
+    def __call__(self) -> float | None:
+        times = psutil.cpu_times()
+        idle = float(times.idle + getattr(times, "iowait", 0.0))
+        now = time.monotonic()
+        before, self._before = self._before, (now, idle)
+        if before is None or now - before[0] < 0.1:
+            return None
+        return (idle - before[1]) / (now - before[0])

@@ -23,7 +23,6 @@ from potluck.wire.handshake import (
     DialerHandshake,
 )
 
-HANDSHAKE_TIMEOUT_S = 5.0
 # Little may wait in the transport, because nothing overtakes there; the kernel's buffer keeps the wire busy meanwhile.
 WRITE_HIGH_BYTES = 128 << 10
 WRITE_LOW_BYTES = 32 << 10
@@ -100,12 +99,17 @@ class Connection(FramedLink, asyncio.Protocol):
     """A Link over a stream socket. `opened` yields when the handshake is done, and raises when it fails."""
 
     def __init__(
-        self, handshake: Handshake, handler: LinkHandler, on_settled: Callable[["Connection"], None] | None = None
+        self,
+        handshake: Handshake,
+        handler: LinkHandler,
+        handshake_timeout_s: float,
+        on_settled: Callable[["Connection"], None] | None = None,
     ) -> None:
         """`on_settled`: called once, when the connection is no longer half open, for good or ill."""
         super().__init__(handler, b"", State.HANDSHAKE)
         self._loop = asyncio.get_running_loop()
         self._handshake = handshake
+        self._handshake_timeout_s = handshake_timeout_s
         self._on_settled = on_settled
         self._transport: asyncio.Transport | None = None
         self._received = b""  # the beginning of a handshake frame
@@ -122,7 +126,9 @@ class Connection(FramedLink, asyncio.Protocol):
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_LOW_BYTES)
-        self._timer = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._fail, DialFailed("the handshake took too long"))
+        self._timer = self._loop.call_later(
+            self._handshake_timeout_s, self._fail, DialFailed("the handshake took too long")
+        )
         try:
             first = self._handshake.start(_presented_id(transport))
         except PotluckError as error:
@@ -181,7 +187,8 @@ class Connection(FramedLink, asyncio.Protocol):
         self.peer = peer
         self._state = State.OPEN
         self._settle()
-        self.opened.set_result(None)
+        if not self.opened.done():  # cancelled, and about to be aborted by whoever dialled
+            self.opened.set_result(None)
 
     def _fail(self, error: PotluckError) -> None:
         """The handshake failed. A dialer that was turned away is told so; anybody else just sees the connection end."""

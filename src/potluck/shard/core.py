@@ -15,6 +15,7 @@ from potluck.shard.outbox import Outbox
 from potluck.shard.sessions import Phase, ShardSession, Waiting
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
+    MAX_STEP_TOKENS,
     Close,
     Credit,
     Fault,
@@ -52,6 +53,8 @@ from potluck.wire.work import (
 )
 
 _REMEMBERED = 1024
+_MOST_US = (1 << 62) - 1  # what a message takes; a neighbour may have claimed as much already
+_REPLAY_STEPS = 32  # so that a replay fits into the next shard's queue, however long the session is
 
 
 @dataclass(frozen=True)
@@ -92,10 +95,10 @@ class ShardState(msgspec.Struct, frozen=True):
 
 @dataclass
 class _Running:
-    """An item that the worker has; its epoch tells whether anybody still wants the answer."""
+    """An item that the worker has; a session that was cut since then does not want the answer any more."""
 
     session: ShardSession
-    epoch: int
+    cuts: int
     step: Step
     arrived_s: float
 
@@ -194,6 +197,8 @@ class ShardCore:
         """What only the session's head may say."""
         if isinstance(message, Close):
             self._drop(session, now_s)
+        elif session.phase is not Phase.ACTIVE:
+            self.counters["unexpected_message"] += 1  # until OPENED there is nothing to order
         elif isinstance(message, Rewire):
             self._on_rewire(session, message)
         elif isinstance(message, Replay):
@@ -343,7 +348,7 @@ class ShardCore:
             waiting = session.waiting.popleft()
             step = waiting.step
             session.is_running = True
-            batch.items.append(_Running(session, session.epoch, step, waiting.arrived_s))
+            batch.items.append(_Running(session, session.cuts, step, waiting.arrived_s))
             items.append(
                 WorkItem(
                     session.id, step.position, step.count, step.codec, session.output_codec,
@@ -418,6 +423,7 @@ class ShardCore:
         """Frees the worker's memory. Live sessions are never evicted."""
         if self._is_loaded and not self._sessions:
             self._is_loaded = False
+            self._batches.clear()  # of sessions that are gone; the worker ends without an answer
             self._work(Unload(self.settings.stage))
 
     def _on_batch_done(self, message: BatchDone, body: bytes, now_s: float) -> None:
@@ -443,8 +449,8 @@ class ShardCore:
         session.is_running = False
         if session.waiting:
             self._ready[session.id] = None
-        if running.epoch != session.epoch:
-            return  # a rewire came in between; the worker has truncated what this added
+        if running.cuts != session.cuts:
+            return  # a rewire or truncation came in between; the worker has cut off what this added
         if output.code:
             culprit = session.wiring.previous or session.head
             self.counters[output.code] += 1
@@ -455,7 +461,7 @@ class ShardCore:
         session.length_out = step.position + step.count
         self.observe(now_s - running.arrived_s)
         queue_us = max(0, int((now_s - running.arrived_s) * 1e6) - compute_us)
-        spent = _Spent(step.compute_us + compute_us, step.queue_us + queue_us)
+        spent = _Spent(min(step.compute_us + compute_us, _MOST_US), min(step.queue_us + queue_us, _MOST_US))
         self._pass_on(session, step, output, body, spent, now_s)
 
     def _pass_on(
@@ -505,11 +511,13 @@ class ShardCore:
             return
         session.credits -= 1
         session.held_token = None
-        own = self._sessions.get(ring.session)
-        if ring.node == self.node and own is not None:
-            self._accept(own, Waiting(held.step, held.body, now_s))  # one shard that runs the whole loop
-        else:
+        own = self._sessions.get(ring.session) if ring.node == self.node else None
+        if own is None:
             self._send(ring.node, ring.address, held.step, held.body)
+        elif own.head == session.head:
+            self._on_step(self.node, own, held.step, held.body, now_s)  # one shard that runs the whole loop
+        else:
+            self.counters["not_the_head"] += 1
 
     def _on_credit(self, session: ShardSession, message: Credit, now_s: float) -> None:
         if message.epoch != session.epoch or session.wiring.ring is None:
@@ -540,11 +548,13 @@ class ShardCore:
     def _cut(self, session: ShardSession, length: int, sampler: object) -> None:
         """Back to `length` positions. The worker does things in order, so whatever it is computing is cut off as well."""
         session.waiting.clear()
+        session.cuts += 1
         self._ready.pop(session.id, None)
         session.length_in = session.length_out = length
         if session.keeps_outbox and not session.stage.has_output:
-            row_bytes = self._size(session.output_codec, 1)
-            self._outbox.truncate(session.id, length, row_bytes)
+            self._outbox.truncate(session.id, length, self._size(session.output_codec, 1))
+            if length == 0:
+                self._outbox.open(session.id)  # also where it had been dropped: a new beginning
         self._work(TruncateSession(session.id, length, sampler))  # type: ignore[arg-type]
 
     def _on_replay(self, session: ShardSession, message: Replay) -> None:
@@ -554,7 +564,9 @@ class ShardCore:
         if not self._outbox.holds(session.id, message.stop):
             self._fault(session, "outbox_dropped", "the outputs to replay are gone", self.node)
             return
-        for piece in self._outbox.pieces(session.id, message.stop, self.settings.replay_rows):
+        row_bytes = self._size(session.output_codec, 1)
+        most_rows = min(max(self.settings.replay_rows, -(-message.stop // _REPLAY_STEPS)), MAX_STEP_TOKENS)
+        for piece in self._outbox.pieces(session.id, message.start, message.stop, most_rows, row_bytes):
             self._forward(session, piece.position, piece.count, piece.body, False, _Spent(0, 0))
 
     # ------------------------------------------------------------ the rest

@@ -62,22 +62,33 @@ class Outbox:
             return False
         return length == 0 or (bool(pieces) and pieces[-1].position + pieces[-1].count >= length)
 
-    def pieces(self, session: bytes, stop: int, most_rows: int) -> Iterator[Kept]:
-        """Everything below `stop`, joined into pieces of up to `most_rows` rows. Nothing here is longer than that already."""
+    def pieces(self, session: bytes, start: int, stop: int, most_rows: int, row_bytes: int) -> Iterator[Kept]:
+        """Positions start … stop - 1, joined into pieces of up to `most_rows` rows (or as long as they were sent)."""
         joined: list[Kept] = []
         for piece in self._pieces.get(session, ()):
-            if piece.position >= stop:
-                break
-            if joined and sum(part.count for part in joined) + piece.count > most_rows:
+            part = _within(piece, start, stop, row_bytes)
+            if part is None:
+                continue
+            if joined and sum(each.count for each in joined) + part.count > most_rows:
                 yield _join(joined)
                 joined = []
-            joined.append(piece)
+            joined.append(part)
         if joined:
             yield _join(joined)
 
     def close(self, session: bytes) -> None:
         for piece in self._pieces.pop(session, ()):
             self._used_bytes -= len(piece.body)
+
+
+def _within(piece: Kept, start: int, stop: int, row_bytes: int) -> Kept | None:
+    first, last = max(piece.position, start), min(piece.position + piece.count, stop)
+    if first >= last:
+        return None
+    if last - first == piece.count:
+        return piece
+    offset = (first - piece.position) * row_bytes
+    return Kept(first, last - first, piece.body[offset : offset + (last - first) * row_bytes])
 
 
 def _join(parts: list[Kept]) -> Kept:

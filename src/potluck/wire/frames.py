@@ -34,6 +34,9 @@ HEADER_BYTES = HEADER.size
 
 Buffer = bytes | memoryview
 
+_encode: Callable[[Message], bytes] = msgspec.msgpack.Encoder().encode
+_decode: Callable[[memoryview], Message] = msgspec.msgpack.Decoder(Message).decode
+
 
 class Kind(enum.IntEnum):
     MESSAGE = 1  # the first frame of a message; its payload starts with meta
@@ -139,7 +142,6 @@ class FrameWriter:
     """
 
     def __init__(self, max_queued_bytes: int = MAX_QUEUED_BYTES) -> None:
-        self._encode: Callable[[Message], bytes] = msgspec.msgpack.Encoder().encode
         self._max_queued_bytes = max_queued_bytes
         self._queued_bytes = 0
         self._grants: dict[int, int] = {}
@@ -171,7 +173,7 @@ class FrameWriter:
 
         Raises WireMisuse for what no receiver accepts and LinkFull when too much waits already; nothing is queued then.
         """
-        meta = self._encode(message)
+        meta = _encode(message)
         meta_bytes, body_bytes = len(meta), body.nbytes if isinstance(body, memoryview) else len(body)
         stream = _message_stream(message)
         if meta_bytes > URGENT_BYTES or body_bytes > URGENT_BYTES:
@@ -315,7 +317,6 @@ class FrameDecoder:
     """Bytes of one connection, cut anywhere, to events. After the first ProtocolViolation it raises for ever."""
 
     def __init__(self) -> None:
-        self._decode: Callable[[memoryview], Message] = msgspec.msgpack.Decoder(Message).decode
         self._header = b""  # the beginning of a header
         self._current: _Incoming | None = None  # whose frame is being received
         self._frame_left = 0
@@ -463,7 +464,7 @@ class FrameDecoder:
 
     def _message(self, kind: int, stream: int, meta: memoryview) -> Message:
         try:
-            message = self._decode(meta)
+            message = _decode(meta)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             # Without the decoder's text: it may quote what was received.
             raise ProtocolViolation("a message that is none of ours, or with values out of range") from error

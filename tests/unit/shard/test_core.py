@@ -34,6 +34,7 @@ from potluck.wire.work import (
     SessionRefused,
     TruncateSession,
     Unload,
+    WorkOutput,
 )
 from tests.support.shard_cores import (
     AFTER,
@@ -393,8 +394,6 @@ def test_outputs_of_a_batch_go_where_each_belongs() -> None:
     bench.done(running)
     batch = bench.batch
     outputs = [(item.session, bytes([item.session[-1]]) * ROW_BYTES) for item in batch.items]
-    from potluck.wire.work import WorkOutput
-
     done = BatchDone(batch.batch, tuple(WorkOutput(s, ROW_BYTES, None, None, (), "", "") for s, _ in outputs), 1)
     bench.hear(done, b"".join(body for _, body in outputs))
     assert {(e.message.session, e.body) for e in bench.sent} == {  # type: ignore[union-attr]
@@ -660,9 +659,9 @@ def test_a_rewire_before_the_session_is_open_disturbs_nothing() -> None:
     bench = CoreBench(MIDDLE, is_loaded=False)
     bench.tell(HEAD, opening(MIDDLE))
     assert bench.orders == [Load(MIDDLE)]
-    bench.tell(HEAD, rewire(1, 0, wiring_of(MIDDLE)))
-    bench.tell(HEAD, Truncate(S, 0, 0))
-    assert TruncateSession(S, 0, None) not in bench.orders  # of a session that the worker does not know yet
+    for message in (rewire(1, 0, wiring_of(MIDDLE)), Truncate(S, 0, 0), Credit(S, 0, 1), Replay(S, 0, 0, 1)):
+        assert bench.tell(HEAD, message) == []
+        assert bench.work == []  # the worker does not know the session yet
     bench.hear(Loaded(MIDDLE, 0, 0, 1))
     assert [type(order) for order in bench.orders] == [OpenSession]
 
@@ -820,7 +819,7 @@ def every_message(session: bytes) -> list[tuple[Message, bytes]]:
     """Everything that names a session, each as it would be valid from whoever may send it."""
     wiring = wiring_of(MIDDLE)
     return [
-        (opening(MIDDLE, session=int.from_bytes(session, "big")), b""),
+        (opening(MIDDLE, int.from_bytes(session, "big")), b""),
         (Opened(session, 0), b""),
         (Refused(session, 0, "bad_request", ""), b""),
         (Step(session, 0, 5, 1, 3, "fp32", True), bytes(ROW_BYTES)),

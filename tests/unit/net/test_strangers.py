@@ -1,0 +1,429 @@
+"""What strangers can do to a listening node, on TCP and TLS: nothing that costs much, and nothing that others notice."""
+
+import asyncio
+import os
+import ssl
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import potluck.net.connection
+from potluck.core.errors import DialFailed, PeerRefused, ProtocolViolation, WrongPeer
+from potluck.identity.keys import NodeKey
+from potluck.net.connection import Accepter
+from potluck.net.link import LinkHandler
+from potluck.net.tcp import MAX_HALF_OPEN, TcpListener, TcpTransport
+from potluck.net.tls import TlsTransport
+from potluck.wire.frames import HEADER, FrameWriter, Kind
+from potluck.wire.handshake import AUTH_BYTES, HELLO_BYTES, VERDICT_BYTES, AccepterHandshake, DialerHandshake
+from tests.support.link_ends import ACCEPTER, DIALER, OTHER, PATIENCE_S, Recorder, admit_all, run_test
+from tests.support.wire_messages import step
+
+TRANSPORTS: dict[str, type[TcpTransport]] = {"tcp": TcpTransport, "tls": TlsTransport}
+
+
+@pytest.fixture(params=list(TRANSPORTS))
+def kind(request: pytest.FixtureRequest) -> str:
+    assert isinstance(request.param, str)
+    return request.param
+
+
+class Stranger:
+    """A bare connection to a listener, with TLS where the listener has it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def connect(cls, kind: str, address: str) -> "Stranger":
+        host, port = address.rsplit(":", 1)
+        options: dict[str, Any] = {}
+        if kind == "tls":
+            options = {"ssl": unverified(), "server_hostname": ""}
+        return cls(*await asyncio.open_connection(host, int(port), **options))
+
+    async def read(self, size: int) -> bytes:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.reader.readexactly(size)
+
+    async def is_cut_off(self) -> bool:
+        """Whether the connection ends without another byte."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await self.reader.read(1) == b""
+        except (ConnectionError, ssl.SSLError):
+            return True
+
+    async def authenticate(self, key: NodeKey) -> None:
+        handshake = DialerHandshake(key, None, os.urandom(32))
+        self.writer.write(handshake.auth(await self.read(HELLO_BYTES)))
+        handshake.check_verdict(await self.read(VERDICT_BYTES))
+
+    def leave(self) -> None:
+        self.writer.transport.abort()
+
+
+def unverified() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+async def listen(kind: str, handler: LinkHandler, admits: Callable[[bytes], str | None] = admit_all) -> TcpListener:
+    return await TRANSPORTS[kind](ACCEPTER, admits).listen("127.0.0.1:0", handler)
+
+
+async def assert_serves(kind: str, listener: TcpListener) -> None:
+    """An honest node still gets in."""
+    link = await TRANSPORTS[kind](OTHER, admit_all).dial(listener.address, ACCEPTER.node_id, Recorder(), PATIENCE_S)
+    link.close()
+
+
+async def settle(listener: TcpListener) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while listener.half_open:
+            await asyncio.sleep(0.01)
+
+
+def test_wrong_signature(kind: str) -> None:
+    async def main() -> None:
+        handler = Recorder()
+        listener = await listen(kind, handler)
+        stranger = await Stranger.connect(kind, listener.address)
+        auth = bytearray(DialerHandshake(DIALER, None, os.urandom(32)).auth(await stranger.read(HELLO_BYTES)))
+        auth[-1] ^= 1
+        stranger.writer.write(auth)
+        assert await stranger.is_cut_off()
+        await assert_serves(kind, listener)
+        assert handler.received == handler.lost == []
+        stranger.leave()
+        listener.close()
+
+    run_test(main())
+
+
+def test_replayed_auth(kind: str) -> None:
+    """What an eavesdropper on plain TCP has recorded is worth nothing later."""
+
+    async def main() -> None:
+        handler = Recorder()
+        listener = await listen(kind, handler)
+        honest = await Stranger.connect(kind, listener.address)
+        recorded = DialerHandshake(DIALER, None, os.urandom(32)).auth(await honest.read(HELLO_BYTES))
+        honest.writer.write(recorded)
+        await honest.read(VERDICT_BYTES)
+        replay = await Stranger.connect(kind, listener.address)
+        await replay.read(HELLO_BYTES)
+        replay.writer.write(recorded)
+        assert await replay.is_cut_off()
+        honest.leave()
+        replay.leave()
+        await asyncio.sleep(0.01)
+        listener.close()
+
+    run_test(main())
+
+
+RUBBISH = {
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * AUTH_BYTES,
+    "zeros": bytes(AUTH_BYTES),
+    "a megabyte": b"\xff" * (1 << 20),
+    "frames": b"PLK1" + HEADER.pack(Kind.MESSAGE, 0, 0, 1, 100, 100, 0, 0) * 20,
+}
+
+
+@pytest.mark.parametrize("name", RUBBISH)
+def test_rubbish_before_authentication(kind: str, name: str) -> None:
+    async def main() -> None:
+        handler = Recorder()
+        listener = await listen(kind, handler)
+        stranger = await Stranger.connect(kind, listener.address)
+        await stranger.read(HELLO_BYTES)
+        stranger.writer.write(RUBBISH[name])
+        assert await stranger.is_cut_off()
+        await assert_serves(kind, listener)
+        assert handler.received == handler.lost == []
+        stranger.leave()
+        listener.close()
+
+    run_test(main())
+
+
+def test_rubbish_instead_of_tls() -> None:
+    async def main() -> None:
+        listener = await listen("tls", Recorder())
+        stranger = await Stranger.connect("tcp", listener.address)
+        stranger.writer.write(b"hello, is this the right door?" * 100)
+        # OpenSSL says goodbye with an alert of a few bytes; nothing of ours is sent.
+        async with asyncio.timeout(PATIENCE_S):
+            try:
+                answer = await stranger.reader.read()
+            except ConnectionError:
+                answer = b""
+        assert len(answer) < 10
+        await assert_serves("tls", listener)
+        stranger.leave()
+        listener.close()
+
+    run_test(main())
+
+
+def test_older_tls_is_refused() -> None:
+    async def main() -> None:
+        listener = await listen("tls", Recorder())
+        host, port = listener.address.rsplit(":", 1)
+        context = unverified()
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await asyncio.open_connection(host, int(port), ssl=context, server_hostname="")
+        await assert_serves("tls", listener)
+        listener.close()
+
+    run_test(main())
+
+
+def test_frames_ahead_of_the_verdict_are_not_parsed(kind: str) -> None:
+    async def main() -> None:
+        handler = Recorder()
+        listener = await listen(kind, handler)
+        stranger = await Stranger.connect(kind, listener.address)
+        writer = FrameWriter()
+        writer.push(step())
+        auth = DialerHandshake(DIALER, None, os.urandom(32)).auth(await stranger.read(HELLO_BYTES))
+        stranger.writer.write(auth + b"".join(writer.take(1)))
+        assert await stranger.is_cut_off()
+        assert handler.received == handler.lost == []
+        stranger.leave()
+        listener.close()
+
+    run_test(main())
+
+
+def test_refused_peer_cannot_say_anything(kind: str) -> None:
+    async def main() -> None:
+        handler = Recorder()
+        listener = await listen(kind, handler, lambda node: "no")
+        stranger = await Stranger.connect(kind, listener.address)
+        with pytest.raises(PeerRefused):
+            await stranger.authenticate(DIALER)
+        writer = FrameWriter()
+        writer.push(step())
+        stranger.writer.write(b"".join(writer.take(1)))
+        assert await stranger.is_cut_off()
+        assert handler.received == handler.lost == []
+        stranger.leave()
+        listener.close()
+
+    run_test(main())
+
+
+def test_slow_handshakes_end_by_themselves(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then does not keep a connection half open."""
+    monkeypatch.setattr(potluck.net.connection, "HANDSHAKE_TIMEOUT_S", 0.3)
+
+    async def main() -> None:
+        listener = await listen(kind, Recorder())
+        stranger = await Stranger.connect(kind, listener.address)
+        start = asyncio.get_running_loop().time()
+        await stranger.read(HELLO_BYTES)
+
+        async def drip() -> None:
+            for _ in range(60):
+                stranger.writer.write(b"P")
+                await asyncio.sleep(0.05)
+
+        dripping = asyncio.ensure_future(drip())
+        assert await stranger.is_cut_off()
+        assert asyncio.get_running_loop().time() - start < 2.0
+        dripping.cancel()
+        stranger.leave()
+        assert listener.half_open == 0
+        listener.close()
+
+    run_test(main())
+
+
+def test_tls_that_never_starts_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("potluck.net.tcp.HANDSHAKE_TIMEOUT_S", 0.3)
+
+    async def main() -> None:
+        listener = await listen("tls", Recorder())
+        stranger = await Stranger.connect("tcp", listener.address)
+        assert await stranger.is_cut_off()
+        await settle(listener)
+        stranger.leave()
+        listener.close()
+
+    run_test(main())
+
+
+@pytest.mark.parametrize("silent_in", ["tcp", "tls"])
+def test_too_many_half_open_connections(silent_in: str) -> None:
+    """Those who connect and say nothing push each other out; an honest node gets in meanwhile. No file handle is left."""
+
+    async def main() -> None:
+        handles = len(os.listdir("/proc/self/fd"))
+        listener = await listen("tls", Recorder())
+        strangers = [await Stranger.connect(silent_in, listener.address) for _ in range(MAX_HALF_OPEN * 2)]
+        await asyncio.sleep(0.05)
+        assert listener.half_open <= MAX_HALF_OPEN
+        await assert_serves("tls", listener)
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*(stranger.is_cut_off() for stranger in strangers[:MAX_HALF_OPEN]))
+        for stranger in strangers:
+            stranger.leave()
+        await settle(listener)
+        listener.close()
+        await asyncio.sleep(0.1)
+        assert len(os.listdir("/proc/self/fd")) <= handles + 2  # the loop's own
+
+    run_test(main())
+
+
+def test_closing_the_listener_ends_half_open_connections(kind: str) -> None:
+    async def main() -> None:
+        listener = await listen(kind, Recorder())
+        stranger = await Stranger.connect(kind, listener.address)
+        await stranger.read(HELLO_BYTES)
+        silent = await Stranger.connect("tcp", listener.address)
+        if kind == "tcp":
+            await silent.read(HELLO_BYTES)
+        await asyncio.sleep(0.05)
+        listener.close()
+        assert await stranger.is_cut_off()
+        assert await silent.is_cut_off()
+        stranger.leave()
+        silent.leave()
+
+    run_test(main())
+
+
+BAD_FRAMES = {
+    "oversize": HEADER.pack(Kind.MESSAGE, 0, 0, 1, 1 << 20, 50, 0xFFFFFFFF, 0),
+    "unknown kind": HEADER.pack(77, 0, 0, 0, 0, 0, 0, 0),
+    "not a message": HEADER.pack(Kind.MESSAGE, 0, 0, 1, 4, 4, 0, 0) + b"\xc0\xc0\xc0\xc0",
+    "credit for nothing": HEADER.pack(Kind.CREDIT, 0, 0, 5, 0, 0, 0, 1),
+    "noise": struct.pack("<64Q", *range(2**63, 2**63 + 64)),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FRAMES)
+def test_member_that_breaks_the_protocol_loses_its_link_and_nobody_else(kind: str, name: str) -> None:
+    async def main() -> None:
+        handler = Recorder(lambda link, message, body: link.send(message, body))
+        listener = await listen(kind, handler)
+        honest = Recorder()
+        link = await TRANSPORTS[kind](OTHER, admit_all).dial(listener.address, ACCEPTER.node_id, honest, PATIENCE_S)
+        member = await Stranger.connect(kind, listener.address)
+        await member.authenticate(DIALER)
+        member.writer.write(BAD_FRAMES[name])
+        assert await member.is_cut_off()
+        assert len(handler.lost) == 1
+        assert handler.lost[0].startswith("protocol violation: ")
+        link.send(step(4), b"still here")
+        await honest.until_count(1)
+        member.leave()
+        link.close()
+        listener.close()
+
+    run_test(main())
+
+
+# ---------------------------------------------------------------- strangers who are dialled
+
+
+async def impostor(kind: str, certificate: NodeKey, speak: Callable[[bytes], bytes], first: bytes) -> asyncio.Server:
+    """A server that shows `certificate` on TLS, says `first`, and answers AUTH as `speak` has it."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(first)
+        try:
+            writer.write(speak(await reader.readexactly(AUTH_BYTES)))
+            await reader.read()
+        except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
+            pass
+        writer.transport.abort()
+
+    context = TlsTransport(certificate, admit_all)._accepter_context() if kind == "tls" else None
+    return await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+
+
+def address_of(server: asyncio.Server) -> str:
+    host, port = server.sockets[0].getsockname()[:2]
+    return f"{host}:{port}"
+
+
+def test_accepter_that_claims_anothers_id(kind: str) -> None:
+    """OTHER answers where ACCEPTER is expected, and says it were ACCEPTER."""
+
+    async def main() -> None:
+        handshake = AccepterHandshake(OTHER, os.urandom(32))
+
+        def speak(auth: bytes) -> bytes:
+            handshake._key = ACCEPTER  # for the statement only
+            handshake.check_auth(auth)
+            handshake._key = OTHER
+            return handshake.verdict(None)
+
+        claim = handshake.hello[:8] + ACCEPTER.node_id + handshake.hello[40:]
+        server = await impostor(kind, OTHER, speak, claim)
+        with pytest.raises(WrongPeer):
+            await TRANSPORTS[kind](DIALER, admit_all).dial(address_of(server), ACCEPTER.node_id, Recorder(), PATIENCE_S)
+        with pytest.raises(WrongPeer):
+            await TRANSPORTS[kind](DIALER, admit_all).dial(address_of(server), None, Recorder(), PATIENCE_S)
+        server.close()
+        await asyncio.sleep(0.05)
+
+    run_test(main())
+
+
+@pytest.mark.parametrize("first", [b"SSH-2.0-OpenSSH_9.6\r\n" + b"x" * 100, bytes(HELLO_BYTES), b"PLK1" + b"\xff" * 500])
+def test_something_else_answers(kind: str, first: bytes) -> None:
+    async def main() -> None:
+        server = await impostor(kind, ACCEPTER, lambda auth: b"", first)
+        with pytest.raises(ProtocolViolation):
+            await TRANSPORTS[kind](DIALER, admit_all).dial(address_of(server), None, Recorder(), PATIENCE_S)
+        server.close()
+        await asyncio.sleep(0.05)
+
+    run_test(main())
+
+
+def test_accepter_that_says_nothing(kind: str) -> None:
+    async def main() -> None:
+        server = await impostor(kind, ACCEPTER, lambda auth: b"", b"")
+        start = asyncio.get_running_loop().time()
+        with pytest.raises(DialFailed, match="did not answer"):
+            await TRANSPORTS[kind](DIALER, admit_all).dial(address_of(server), None, Recorder(), 0.2)
+        assert asyncio.get_running_loop().time() - start < 2.0
+        server.close()
+        await asyncio.sleep(0.05)
+
+    run_test(main())
+
+
+def test_no_tls_where_tls_is_expected() -> None:
+    async def main() -> None:
+        server = await impostor("tcp", ACCEPTER, lambda auth: b"", b"not a TLS record at all, sorry" * 10)
+        with pytest.raises(DialFailed):
+            await TlsTransport(DIALER, admit_all).dial(address_of(server), None, Recorder(), PATIENCE_S)
+        server.close()
+        await asyncio.sleep(0.05)
+
+    run_test(main())
+
+
+def test_the_accepters_part_never_admits_without_a_proof() -> None:
+    asked: list[bytes] = []
+
+    def admits(node: bytes) -> str | None:
+        asked.append(node)
+        return None
+
+    with pytest.raises(ProtocolViolation):
+        Accepter(ACCEPTER, admits).advance(bytes(AUTH_BYTES))
+    assert asked == []
