@@ -25,7 +25,8 @@ _ROLES = {
 def load_dequantised(path: Path) -> hf.LlamaForCausalLM:
     reader = gguf.GGUFReader(path)
     config = _config(reader)
-    model = hf.LlamaForCausalLM(config).eval()
+    with hf.initialization.no_init_weights():
+        model = hf.LlamaForCausalLM(config).eval()
     weights = {}
     for tensor in reader.tensors:
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)

@@ -11,7 +11,14 @@ def session_id(number: int) -> bytes:
 
 def step(session: int = 1, position: int = 0) -> Step:
     return Step(
-        session=session_id(session), epoch=3, position=position, count=1, layer=15, codec="fp32", chooses=True, compute_us=7
+        session=session_id(session),
+        epoch=3,
+        position=position,
+        count=1,
+        layer=15,
+        codec="fp32",
+        chooses=True,
+        compute_us=7,
     )
 
 

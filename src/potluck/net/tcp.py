@@ -6,15 +6,17 @@ For loopback, tests and measurements; tls.py adds what a network needs.
 import asyncio
 import socket
 import ssl
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from potluck.core.errors import DialFailed
 from potluck.identity.keys import NodeKey, short_id
-from potluck.net.connection import HANDSHAKE_TIMEOUT_S, Accepter, Connection, Dialer
+from potluck.net.connection import Accepter, Connection, Dialer
 from potluck.net.framed_link import CLOSE_TIMEOUT_S
 from potluck.net.link import Admits, LinkHandler
 from potluck.net.sockets import bind, bound_address, connect, tune_socket
 
+HANDSHAKE_TIMEOUT_S = 5.0
 MAX_HALF_OPEN = 64
 _ACCEPT_PAUSE_S = 0.1
 
@@ -22,20 +24,21 @@ _ACCEPT_PAUSE_S = 0.1
 class TcpTransport:
     """Makes links for one node. Subclasses add TLS."""
 
-    def __init__(self, key: NodeKey, admits: Admits) -> None:
+    def __init__(self, key: NodeKey, admits: Admits, handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S) -> None:
         """`admits`: asked about each dialer once its id is proven, and before anything else of it is parsed."""
         self._key = key
         self._admits = admits
+        self._handshake_timeout_s = handshake_timeout_s
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {short_id(self._key.node_id)}>"
 
     async def dial(self, address: str, node: bytes | None, handler: LinkHandler, timeout_s: float) -> Connection:
         """See Transport.dial."""
-        connection = Connection(Dialer(self._key, node), handler)
+        connection = Connection(Dialer(self._key, node), handler, timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
-                await self._connect(address, connection)
+                await self._connect(address, connection, timeout_s)
                 await connection.opened
         except TimeoutError as error:
             connection.abort()
@@ -48,18 +51,23 @@ class TcpTransport:
             raise
         return connection
 
-    async def _connect(self, address: str, connection: Connection) -> None:
+    async def _connect(self, address: str, connection: Connection, timeout_s: float) -> None:
         tcp = await connect(address)
         context = self._dialer_context()
         name = "" if context else None  # no name is sent: the node's id is what counts
-        options = _tls_options(context)
-        await asyncio.get_running_loop().create_connection(
-            lambda: connection, sock=tcp, server_hostname=name, **options
-        )
+        options = _tls_options(context, timeout_s)
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: connection, sock=tcp, server_hostname=name, **options)
 
     async def listen(self, address: str, handler: LinkHandler) -> "TcpListener":
         """See Transport.listen."""
-        return TcpListener(await bind(address), self._key, self._admits, handler, self._accepter_context())
+        context, timeout_s = self._accepter_context(), self._handshake_timeout_s
+        options = _tls_options(context, timeout_s)
+
+        def connection(on_settled: Callable[[Connection], None]) -> Connection:
+            return Connection(Accepter(self._key, self._admits), handler, timeout_s, on_settled)
+
+        return TcpListener(await bind(address), connection, options)
 
     def _dialer_context(self) -> ssl.SSLContext | None:
         return None
@@ -71,21 +79,14 @@ class TcpTransport:
 class TcpListener:
     """Accepts connections until closed. Those that have not authenticated are few, and the oldest makes room for the next."""
 
-    def __init__(
-        self,
-        listening: socket.socket,
-        key: NodeKey,
-        admits: Admits,
-        handler: LinkHandler,
-        context: ssl.SSLContext | None,
-    ) -> None:
+    def __init__(self, listening: socket.socket, make_connection: "_MakeConnection", options: dict[str, Any]) -> None:
+        """`options`: what asyncio needs to know for TLS."""
         self.address = bound_address(listening)
+        self.refused = 0  # connections that ended before they were links
         self._listening = listening
-        self._key = key
-        self._admits = admits
-        self._handler = handler
-        self._context = context
-        self._half_open: dict[Connection, asyncio.Task[None]] = {}  # oldest first
+        self._make_connection = make_connection
+        self._options = options
+        self._half_open: dict[Connection, _HalfOpen] = {}  # oldest first
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
     def __repr__(self) -> str:
@@ -107,8 +108,7 @@ class TcpListener:
         while True:
             try:
                 tcp, _ = await loop.sock_accept(self._listening)
-                tune_socket(tcp)
-            except OSError:  # out of file handles, or gone already; those that wait keep waiting
+            except OSError:  # out of file handles; those that wait keep waiting
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
             self._take(tcp)
@@ -116,31 +116,39 @@ class TcpListener:
     def _take(self, tcp: socket.socket) -> None:
         if len(self._half_open) >= MAX_HALF_OPEN:
             self._drop(next(iter(self._half_open)))
-        connection = Connection(Accepter(self._key, self._admits), self._handler, self._settled)
-        self._half_open[connection] = asyncio.get_running_loop().create_task(self._set_up(connection, tcp))
+        connection = self._make_connection(self._settled)
+        task = asyncio.get_running_loop().create_task(self._set_up(connection, tcp))
+        self._half_open[connection] = _HalfOpen(task, tcp)
 
     async def _set_up(self, connection: Connection, tcp: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            await loop.connect_accepted_socket(lambda: connection, tcp, **_tls_options(self._context))
-        except OSError:  # no TLS, or not in time: whoever it was gets no answer
-            connection.abort()
-        except BaseException:
+            tune_socket(tcp)
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, tcp, **self._options)
+        except OSError:  # no TLS, not in time, or gone already: whoever it was gets no answer
             connection.abort()
             tcp.close()
-            raise
 
     def _settled(self, connection: Connection) -> None:
         self._half_open.pop(connection, None)
+        self.refused += not connection.peer
 
     def _drop(self, connection: Connection) -> None:
-        task = self._half_open.get(connection)
+        half_open = self._half_open[connection]
         connection.abort()
-        if task is not None:
-            task.cancel()
+        if not half_open.task.done():  # perhaps it never ran
+            half_open.task.cancel()
+            half_open.tcp.close()
 
 
-def _tls_options(context: ssl.SSLContext | None) -> dict[str, Any]:
+class _HalfOpen(NamedTuple):
+    task: asyncio.Task[None]
+    tcp: socket.socket
+
+
+_MakeConnection = Callable[[Callable[[Connection], None]], Connection]
+
+
+def _tls_options(context: ssl.SSLContext | None, timeout_s: float) -> dict[str, Any]:
     if context is None:
         return {}
-    return {"ssl": context, "ssl_handshake_timeout": HANDSHAKE_TIMEOUT_S, "ssl_shutdown_timeout": CLOSE_TIMEOUT_S}
+    return {"ssl": context, "ssl_handshake_timeout": timeout_s, "ssl_shutdown_timeout": CLOSE_TIMEOUT_S}

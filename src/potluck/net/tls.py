@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from potluck.identity.certificates import certificate_pem
 from potluck.identity.keys import NodeKey
 from potluck.net.link import Admits
-from potluck.net.tcp import TcpTransport
+from potluck.net.tcp import HANDSHAKE_TIMEOUT_S, TcpTransport
 
 
 class TlsTransport(TcpTransport):
     """Makes links for one node, over TLS 1.3 and nothing older."""
 
-    def __init__(self, key: NodeKey, admits: Admits) -> None:
-        super().__init__(key, admits)
+    def __init__(self, key: NodeKey, admits: Admits, handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S) -> None:
+        super().__init__(key, admits, handshake_timeout_s)
         self._dialing = _client_context()
         self._accepting = _server_context(key)
 

@@ -43,7 +43,9 @@ def test_other_kinds_of_keys_are_a_violation() -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([])
     date = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
-    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1)
+    builder = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1)
+    )
     certificate = builder.not_valid_before(date).not_valid_after(date).sign(key, hashes.SHA256())
     with pytest.raises(ProtocolViolation, match="Ed25519"):
         certificate_node_id(certificate.public_bytes(serialization.Encoding.DER))

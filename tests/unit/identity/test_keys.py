@@ -44,7 +44,9 @@ def test_open_permissions_are_refused(tmp_path: Path, mode: int) -> None:
         load_or_create_key(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"rubbish", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", b"\xff" * 9000])
+@pytest.mark.parametrize(
+    "content", [b"", b"rubbish", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", b"\xff" * 9000]
+)
 def test_rubbish_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "node.key"
     path.write_bytes(content)

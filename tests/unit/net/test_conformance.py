@@ -52,7 +52,11 @@ def test_order_within_each_of_many_sessions(net: Net) -> None:
         ends = await connect(net)
         sent = []
         for number in range(400):
-            size = chance.choice((0, 100, 5000, 70_000, 70_000, MIB + 9)) if number % 10 == 0 else chance.choice((0, 100, 5000))
+            size = (
+                chance.choice((0, 100, 5000, 70_000, 70_000, MIB + 9))
+                if number % 10 == 0
+                else chance.choice((0, 100, 5000))
+            )
             sent.append((step(chance.randrange(20), number), chance.randbytes(size)))
             ends.link.send(*sent[-1])
             if chance.random() < 0.05:

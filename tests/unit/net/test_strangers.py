@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import potluck.net.connection
 from potluck.core.errors import DialFailed, PeerRefused, ProtocolViolation, WrongPeer
 from potluck.identity.keys import NodeKey
 from potluck.net.connection import Accepter
@@ -73,8 +72,10 @@ def unverified() -> ssl.SSLContext:
     return context
 
 
-async def listen(kind: str, handler: LinkHandler, admits: Callable[[bytes], str | None] = admit_all) -> TcpListener:
-    return await TRANSPORTS[kind](ACCEPTER, admits).listen("127.0.0.1:0", handler)
+async def listen(
+    kind: str, handler: LinkHandler, admits: Callable[[bytes], str | None] = admit_all, handshake_timeout_s: float = 5.0
+) -> TcpListener:
+    return await TRANSPORTS[kind](ACCEPTER, admits, handshake_timeout_s).listen("127.0.0.1:0", handler)
 
 
 async def assert_serves(kind: str, listener: TcpListener) -> None:
@@ -221,12 +222,11 @@ def test_refused_peer_cannot_say_anything(kind: str) -> None:
     run_test(main())
 
 
-def test_slow_handshakes_end_by_themselves(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_handshakes_end_by_themselves(kind: str) -> None:
     """A byte now and then does not keep a connection half open."""
-    monkeypatch.setattr(potluck.net.connection, "HANDSHAKE_TIMEOUT_S", 0.3)
 
     async def main() -> None:
-        listener = await listen(kind, Recorder())
+        listener = await listen(kind, Recorder(), handshake_timeout_s=0.3)
         stranger = await Stranger.connect(kind, listener.address)
         start = asyncio.get_running_loop().time()
         await stranger.read(HELLO_BYTES)
@@ -242,16 +242,15 @@ def test_slow_handshakes_end_by_themselves(kind: str, monkeypatch: pytest.Monkey
         dripping.cancel()
         stranger.leave()
         assert listener.half_open == 0
+        assert listener.refused == 1
         listener.close()
 
     run_test(main())
 
 
-def test_tls_that_never_starts_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("potluck.net.tcp.HANDSHAKE_TIMEOUT_S", 0.3)
-
+def test_tls_that_never_starts_ends_by_itself() -> None:
     async def main() -> None:
-        listener = await listen("tls", Recorder())
+        listener = await listen("tls", Recorder(), handshake_timeout_s=0.3)
         stranger = await Stranger.connect("tcp", listener.address)
         assert await stranger.is_cut_off()
         await settle(listener)
@@ -381,7 +380,9 @@ def test_accepter_that_claims_anothers_id(kind: str) -> None:
     run_test(main())
 
 
-@pytest.mark.parametrize("first", [b"SSH-2.0-OpenSSH_9.6\r\n" + b"x" * 100, bytes(HELLO_BYTES), b"PLK1" + b"\xff" * 500])
+@pytest.mark.parametrize(
+    "first", [b"SSH-2.0-OpenSSH_9.6\r\n" + b"x" * 100, bytes(HELLO_BYTES), b"PLK1" + b"\xff" * 500]
+)
 def test_something_else_answers(kind: str, first: bytes) -> None:
     async def main() -> None:
         server = await impostor(kind, ACCEPTER, lambda auth: b"", first)

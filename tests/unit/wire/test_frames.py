@@ -46,7 +46,14 @@ def messages(decoder: FrameDecoder, data: bytes) -> list[tuple[Message, bytes]]:
 
 
 def header(
-    kind: int, stream: int = 1, payload: int = 0, meta: int = 0, body: int = 0, value: int = 0, flags: int = 0, reserved: int = 0
+    kind: int,
+    stream: int = 1,
+    payload: int = 0,
+    meta: int = 0,
+    body: int = 0,
+    value: int = 0,
+    flags: int = 0,
+    reserved: int = 0,
 ) -> bytes:
     return HEADER.pack(kind, flags, reserved, stream, payload, meta, body, value)
 
@@ -68,7 +75,9 @@ def test_small_message_is_one_frame() -> None:
 
 
 @given(
-    sizes=st.lists(st.sampled_from([0, 1, 2304, URGENT_BYTES, URGENT_BYTES + 1, MIB - 1, MIB, MIB + 1, 3 * MIB]), max_size=6),
+    sizes=st.lists(
+        st.sampled_from([0, 1, 2304, URGENT_BYTES, URGENT_BYTES + 1, MIB - 1, MIB, MIB + 1, 3 * MIB]), max_size=6
+    ),
     cuts=st.lists(st.integers(1, 300_000), min_size=1, max_size=8),
 )
 @settings(deadline=None, max_examples=40)
@@ -85,7 +94,9 @@ def test_any_cut_gives_the_same_messages(sizes: list[int], cuts: list[int]) -> N
             break
     for session in range(3):
         mine = session_id(session)
-        assert [each for each in received if session_of(each[0]) == mine] == [each for each in sent if session_of(each[0]) == mine]
+        assert [each for each in received if session_of(each[0]) == mine] == [
+            each for each in sent if session_of(each[0]) == mine
+        ]
 
 
 def test_byte_by_byte() -> None:
@@ -257,7 +268,9 @@ def test_hold_stops_one_session_and_release_continues_it() -> None:
         sender.send(step(2, position), bytes(3 * MIB))
         sender.send(close(3))
     received = exchange(sender, receiver)
-    assert [message for message in received if session_of(message) == session_id(2)] == [step(2, number) for number in range(10)]
+    assert [message for message in received if session_of(message) == session_id(2)] == [
+        step(2, number) for number in range(10)
+    ]
     held = [message for message in received if session_of(message) == session_id(1)]
     assert held == [step(1, number) for number in range(4)]  # four chunks each: three and the meta
     receiver.release(session_id(1))
