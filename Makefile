@@ -18,6 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 demo: .venv/run.stamp
 	$(BIN)/potluck pull smollm2-135m
 	$(BIN)/potluck ask "What is a potluck dinner? Answer in two sentences."
+	$(BIN)/potluck demo
 
 test: check
 	$(BIN)/pytest --ignore=tests/unit

@@ -35,7 +35,9 @@ def wiring_of(stage: Stage, *, forward_from: int = 0, ring: bool = False, stages
     return Wiring(
         None if stage.has_embedding else BEFORE,
         None if stage.has_output else Hop(AFTER, "after:1", session_id(1001)),
-        Hop(SHARD if is_whole else BEFORE, "", session_id(1 if is_whole else 1000)) if ring and stage.has_output else None,
+        Hop(SHARD if is_whole else BEFORE, "", session_id(1 if is_whole else 1000))
+        if ring and stage.has_output
+        else None,
         (SHARD if is_whole else AFTER) if ring and stage.has_embedding else None,
         forward_from,
         stages,
@@ -44,7 +46,17 @@ def wiring_of(stage: Stage, *, forward_from: int = 0, ring: bool = False, stages
 
 def opening(stage: Stage, session: int = 1, /, **changes: object) -> Open:
     message = Open(
-        session_id(session), 0, "m", "a" * 64, 1, stage, 32, wiring_of(stage), (), sampler_of() if stage.has_output else None, True
+        session_id(session),
+        0,
+        "m",
+        "a" * 64,
+        1,
+        stage,
+        32,
+        wiring_of(stage),
+        (),
+        sampler_of() if stage.has_output else None,
+        True,
     )
     return msgspec.structs.replace(message, **changes)
 

@@ -13,7 +13,7 @@ from typing import Annotated, cast
 import typer
 
 from potluck import __version__
-from potluck.cli import ask, bench, local, models, up
+from potluck.cli import ask, bench, demo, local, models, up
 from potluck.cli.console import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, exit_code_of, report_error
 from potluck.core.errors import BadRequest, PotluckError
 
@@ -27,6 +27,7 @@ app = typer.Typer(
 app.command("ask")(ask.ask)
 app.command("up")(up.up)
 app.command("local")(local.local)
+app.command("demo")(demo.demo)
 app.command("status")(local.status)
 app.command("pull")(models.pull)
 app.command("models")(models.models)
@@ -60,6 +61,7 @@ potluck bench engine             measure this machine
 potluck ask "..."                ask one a question
 potluck up --layers 0-14         serve some layers to other machines
 potluck local --nodes 3          try it out: several nodes on this machine
+potluck demo                     watch a node die in the middle of an answer
 potluck status --via ADDR,ADDR   what nodes serve, and how they are
 potluck COMMAND --help           all about a command
 """

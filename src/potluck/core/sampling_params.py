@@ -1,5 +1,7 @@
 """How tokens are chosen: every parameter that a request may set, checked once, all complaints together. Pure data."""
 
+from typing import Annotated
+
 import msgspec
 
 from potluck.core.errors import BadRequest
@@ -18,7 +20,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}  # msgspec copies it
+    # msgspec copies the default, and checks the length of what it decodes before it builds anything.
+    logit_bias: Annotated[dict[int, float], msgspec.Meta(max_length=MAX_LOGIT_BIAS)] = {}
     seed: int = 0
     logprobs: int | None = None  # None: not wanted; otherwise how many alternatives beside the chosen one
 

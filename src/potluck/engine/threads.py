@@ -166,7 +166,8 @@ class IdleCores:
         times = psutil.cpu_times()
         idle = float(times.idle + getattr(times, "iowait", 0.0))
         now = time.monotonic()
-        before, self._before = self._before, (now, idle)
-        if before is None or now - before[0] < 0.1:
-            return None
-        return (idle - before[1]) / (now - before[0])
+        before = self._before
+        if before is not None and now - before[0] < 0.1:
+            return None  # too soon to tell; the measurement goes on
+        self._before = (now, idle)
+        return None if before is None else (idle - before[1]) / (now - before[0])

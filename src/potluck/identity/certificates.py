@@ -41,7 +41,7 @@ def certificate_node_id(der: bytes) -> bytes:
         raise ProtocolViolation("a certificate of absurd size")
     try:
         public = x509.load_der_x509_certificate(der).public_key()
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise ProtocolViolation("a certificate that cannot be read") from error
     if not isinstance(public, Ed25519PublicKey):
         raise ProtocolViolation("a certificate without an Ed25519 key")

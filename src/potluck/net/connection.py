@@ -196,8 +196,7 @@ class Connection(FramedLink, asyncio.Protocol):
         transport = cast(asyncio.Transport, self._transport)
         if self._handshake.last_words:
             transport.write(self._handshake.last_words)
-            transport.close()
-            self._loop.call_later(CLOSE_TIMEOUT_S, transport.abort)
+            self._leave()
         else:
             transport.abort()
 
@@ -223,12 +222,15 @@ class Connection(FramedLink, asyncio.Protocol):
             not self._is_paused and self._state in (State.OPEN, State.CLOSING) and (buffers := writer.take(_TAKE_BYTES))
         ):
             self._write(buffers)
-        if self._state is State.CLOSING and not writer.queued_bytes:
-            cast(asyncio.Transport, self._transport).close()
 
     def _disconnect(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+
+    def _leave(self) -> None:
+        transport = cast(asyncio.Transport, self._transport)
+        transport.close()
+        self._loop.call_later(CLOSE_TIMEOUT_S, transport.abort)
 
     def _start_closing(self) -> None:
         self._timer = self._loop.call_later(CLOSE_TIMEOUT_S, self.abort)

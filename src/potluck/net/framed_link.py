@@ -18,7 +18,7 @@ class State(enum.Enum):
 
     HANDSHAKE = "handshake"
     OPEN = "open"
-    CLOSING = "closing"  # our side closed; the queue is still being sent
+    CLOSING = "closing"  # our side closed; what is queued is being sent, then we wait for the other side to leave
     CLOSED = "closed"
 
 
@@ -54,6 +54,7 @@ class FramedLink(abc.ABC):
     def close(self) -> None:
         if self._state is State.OPEN:
             self._state = State.CLOSING
+            self._channel.writer.finish()
             self._start_closing()
             self._flush()
         elif self._state is State.HANDSHAKE:
@@ -85,7 +86,11 @@ class FramedLink(abc.ABC):
             if self._state is State.OPEN:
                 self._handler.on_message(self, each.message, each.body)
             self._consumed(each)
-        self._flush()
+        if self._channel.is_ended and self._state is not State.CLOSED:
+            self._lose("closed by the other side")
+            self._leave()
+        else:
+            self._flush()
 
     def _consumed(self, received: Received) -> None:
         try:
@@ -101,7 +106,7 @@ class FramedLink(abc.ABC):
 
     @abc.abstractmethod
     def _flush(self) -> None:
-        """Move what may be sent now; when closing and all is sent, tell the other side that it was all."""
+        """Move what may be sent now."""
 
     @abc.abstractmethod
     def _disconnect(self) -> None:
@@ -109,4 +114,8 @@ class FramedLink(abc.ABC):
 
     @abc.abstractmethod
     def _start_closing(self) -> None:
-        """The queue is to be sent within a bounded time."""
+        """What is queued is to be sent, and the other side to leave, within a bounded time."""
+
+    @abc.abstractmethod
+    def _leave(self) -> None:
+        """The other side waits for us to end the connection."""

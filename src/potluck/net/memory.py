@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from potluck.core.errors import BadRequest, DialFailed, LinkClosed, PeerRefused, PotluckError, WrongPeer
+from potluck.core.errors import BadRequest, DialFailed, PeerRefused, PotluckError, WrongPeer
 from potluck.identity.keys import short_id
 from potluck.net.framed_link import CLOSE_TIMEOUT_S, FramedLink, State
 from potluck.net.link import Admits, LinkHandler
-from potluck.wire.frames import HEADER, Buffer
+from potluck.wire.frames import HEADER, Buffer, Kind
 
 PIPE_BYTES = 2 << 20  # what one direction holds before its writer must wait, as a socket's buffers would
 
@@ -134,7 +134,7 @@ class _Pipe:
         self._receiver = receiver
         self._streams: dict[int, deque[bytes]] = {}
         self._under_way_bytes = 0
-        self._is_ending = False
+        self._goodbye: bytes | None = None  # overtakes nothing
 
     @property
     def has_room(self) -> bool:
@@ -142,16 +142,15 @@ class _Pipe:
 
     def carry(self, frame: list[Buffer]) -> None:
         data = b"".join(frame)
+        if data[0] == Kind.GOODBYE:
+            self._goodbye = data
+            if not self._streams:
+                self._later(self._part)
+            return
         stream = HEADER.unpack_from(data)[3]
         self._streams.setdefault(stream, deque()).append(data)
         self._under_way_bytes += len(data)
         self._later(lambda: self._arrive(stream))
-
-    def end(self) -> None:
-        """No more frames: the receiver learns it after the last one."""
-        self._is_ending = True
-        if not self._streams:
-            self._later(lambda: self._receiver.lose("closed by the other side"))
 
     def cut(self) -> None:
         """As a reset: what is under way is lost, and the receiver learns of it in its time."""
@@ -170,10 +169,14 @@ class _Pipe:
             del self._streams[stream]
         self._under_way_bytes -= len(data)
         self._receiver.deliver(data)
-        if self._is_ending and not self._streams:
-            self._receiver.lose("closed by the other side")
-        else:
-            self._sender.resume_sending()
+        if not self._streams:
+            self._part()
+        self._sender.resume_sending()
+
+    def _part(self) -> None:
+        if self._goodbye is not None:
+            goodbye, self._goodbye = self._goodbye, None
+            self._receiver.deliver(goodbye)
 
 
 class MemoryLink(FramedLink):
@@ -222,13 +225,13 @@ class MemoryLink(FramedLink):
             return
         while pipe.has_room and (frame := writer.take_frame()):
             pipe.carry(frame)
-        if self._state is State.CLOSING and not writer.queued_bytes:
-            self._end(LinkClosed("closed by this side"))
-            pipe.end()
 
     def _disconnect(self) -> None:
         if self._pipe is not None:
             self._pipe.cut()
+
+    def _leave(self) -> None:
+        self._disconnect()
 
     def _start_closing(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self.abort)

@@ -64,7 +64,7 @@ class RemoteModel:
         return GenerationRequest(
             model=self.info.model, weights_sha256=self.info.weights_sha256, arithmetic=self.info.arithmetic,
             layer_count=self.facts.layer_count, prompt=tuple(prompt), max_tokens=min(max_tokens, room), params=params.check(),
-            eos=tuple(sorted(self.tokenizer.eos_ids)), boundaries=boundaries,
+            eos=tuple(sorted(self.tokenizer.eos_ids)), boundaries=boundaries, vocabulary_size=self.facts.vocabulary_size,
         )  # fmt: skip
 
     async def generate(

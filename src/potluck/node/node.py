@@ -21,9 +21,15 @@ from potluck.wire.messages import (
     Describe,
     Described,
     Failed,
+    Fault,
     GetTokenizer,
     Message,
     Open,
+    Opened,
+    Probed,
+    Refused,
+    Result,
+    Rewired,
     TokenizerData,
 )
 from potluck.wire.worker_settings import WorkerSettings
@@ -69,6 +75,7 @@ class Node:
     ) -> ShardServer:
         server = ShardServer(self.id, settings, worker, self._send, self.metrics)
         self.shards.append(server)
+        self.orchestrator.store.put(self.id, "", self._describe(0), is_own=True)
         if model is not None:
             self._models[model.weights_sha256] = model
         if self._housekeeping is None:
@@ -120,11 +127,14 @@ class Node:
         if isinstance(message, Open):
             return self._on_open(sender, message, body)
         session = message.session
+        if isinstance(message, Opened | Refused | Result | Rewired | Probed | Fault):
+            # From a shard to its head; where that shard is our own, it knows the same session.
+            if not self.orchestrator.on_message(sender, session, message):
+                self.counters["unknown_session"] += 1
+            return None
         owner = self._owners.get(session)
         if owner is not None:
             return owner.deliver(sender, message, body)
-        if self.orchestrator.on_message(sender, session, message):
-            return None
         if self.shards:
             return self.shards[0].deliver(sender, message, body)  # answers probes about sessions that nobody knows
         self.counters["unknown_session"] += 1
@@ -147,6 +157,8 @@ class Node:
             if s.settings.model == message.model
             and s.settings.stage.start <= message.stage.start
             and message.stage.stop <= s.settings.stage.stop
+            and s.settings.stage.has_embedding >= message.stage.has_embedding
+            and s.settings.stage.has_output >= message.stage.has_output
         ]
         return next(iter(fitting or self.shards), None)
 

@@ -50,14 +50,35 @@ def parse_stage(text: str | None, layer_count: int) -> Stage:
     return Stage(layers.start, layers.stop, layers.start == 0, layers.stop == layer_count)
 
 
-def check_own_layers(stage: Stage, text: str, layer_count: int) -> None:
-    """A coordinator's own layers are a prefix, a suffix with the output, or both ends; anything else cannot be routed around."""
+def parse_own_layers(text: str, layer_count: int) -> tuple[Stage, ...]:
+    """A coordinator's own layers: `0-4` (a prefix), `25-output` (a suffix), both with a comma, `embedding`, `output`.
+
+    The output belongs to it only where it is named, as in ds4. Raises BadRequest for what cannot be routed around.
+    """
+    stages = tuple(_own_stage(part.strip(), layer_count) for part in text.split(","))
+    prefixes = [stage for stage in stages if stage.has_embedding]
+    suffixes = [stage for stage in stages if stage.has_output]
+    if len(stages) > 2 or len(prefixes) > 1 or len(suffixes) > 1:
+        raise BadRequest(f"a coordinator holds one range at each end of the model at most, not {text}")
+    if len(stages) == 2 and prefixes[0].stop > suffixes[0].start:
+        raise BadRequest(f"layers {suffixes[0].start}-{prefixes[0].stop - 1} are named twice in {text}")
+    return tuple(sorted(stages, key=lambda stage: stage.has_output))
+
+
+def _own_stage(text: str, layer_count: int) -> Stage:
+    if text == "embedding":
+        return Stage(0, 0, True, False)
+    if text == "output":
+        return Stage(layer_count, layer_count, False, True)
+    layers = LayerRange.parse(text, layer_count)
+    stage = Stage(layers.start, layers.stop, layers.start == 0, text.endswith("-output"))
     if stage.has_embedding or stage.has_output:
-        return
-    if stage.stop < layer_count and stage.start > 0:
-        raise BadRequest(
-            f"a coordinator cannot hold the middle slice {text}: write 0-K for the first layers or K-output for the last"
-        )
+        return stage
+    if stage.stop == layer_count:
+        raise BadRequest(f"a coordinator's layers {text} stop short of the output: write {layers.start}-output")
+    raise BadRequest(
+        f"a coordinator cannot hold the middle slice {text}: write 0-K for the first layers or K-output for the last"
+    )
 
 
 class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from potluck.orchestrator.recovery import Feed, HeadStage, plan_rebuild, spread_
 from potluck.planner.cover import Placed
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
+    MAX_STEP_TOKENS,
     Boundary,
     Close,
     Credit,
@@ -58,6 +59,7 @@ class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True):
     worker_patience_s: float = 0.5  # a worker that is silent for so long at work is frozen
     stall_timeout_s: float = DISTRIBUTED_SHARD_HEALTH_TIMEOUT_S
     holder_wait_s: float = 5.0  # where nobody holds some layers, for a holder to come back
+    holder_retry_s: float = 0.5  # between attempts with those that failed before, when nobody else is left
     fallback_after: int = DISTRIBUTED_FALLBACK_TO_LOCAL_AFTER_FAILURES
 
 
@@ -74,6 +76,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     eos: tuple[int, ...]
     choice: int = 0
     boundaries: tuple[Boundary, ...] = ()
+    vocabulary_size: int = 1 << 31  # a token past it is rubbish
 
 
 class Phase(enum.Enum):
@@ -119,6 +122,10 @@ class _Outage:
     method: str = "none"
 
 
+_NO_HOLDER = ("shard_unavailable", "no shard covers some layers")
+# Codes that say that a node will not do, now or later.
+_UNFIT = frozenset({"shard_corruption", "weights_mismatch"})
+
 # Chooses a covering pipeline for the whole model, keeping the given stages where they are; None where there is none.
 Repick = Callable[[Sequence[Placed | None], frozenset[bytes], bool], list[list[Placed]] | None]
 
@@ -160,12 +167,14 @@ class Generation:
         self._probing: _Probing | None = None
         self._nonce = 0
         self._excluded: set[bytes] = set()
+        self._distrusted: set[bytes] = set()  # sent rubbish: not taken back, even where nobody else is left
         self._fruitless = 0
         self._outage: _Outage | None = None
-        self._waiting_since_s = 0.0
+        self._waiting_since_s: float | None = None  # for a holder, without a token since
+        self._waiting_tried_s = 0.0
         self._credit_owed = 0
         self._unread = 0
-        self._last_refusal = ("shard_unavailable", "no shard covers some layers")
+        self._last_refusal = _NO_HOLDER
 
     def __repr__(self) -> str:
         stages = ", ".join(stage.name for stage in self._stages)
@@ -225,7 +234,7 @@ class Generation:
     def next_wake_s(self) -> float:
         """When `on_time` wants to be called, at the latest."""
         if self.phase is Phase.WAITING:
-            return self._waiting_since_s + self.settings.holder_wait_s
+            return min(self._waiting_ends_s(), self._waiting_tried_s + self.settings.holder_retry_s)
         if self._probing is not None:
             return self._probing.started_s + self.settings.probe_patience_s
         return self._progress_probe_s + self._probe_after_s()
@@ -237,7 +246,8 @@ class Generation:
 
     def on_returned(self, node: bytes, now_s: float) -> None:
         """A node that was lost has been reached again."""
-        self._excluded.discard(node)
+        if node not in self._distrusted:
+            self._excluded.discard(node)
         self.on_candidates(now_s)
 
     # ------------------------------------------------------------ forming an epoch
@@ -350,7 +360,7 @@ class Generation:
             source = self._stages[feed.source]
             self._send(source, Replay(source.session, self.epoch, 0, resume))
             return
-        chunk = max(self.settings.prefill_chunk, -(-resume // 32))
+        chunk = min(max(self.settings.prefill_chunk, -(-resume // 32)), MAX_STEP_TOKENS)
         for start in range(0, resume, chunk):
             self._send_tokens(start, min(start + chunk, resume), chooses=False)
 
@@ -410,10 +420,15 @@ class Generation:
         if message.epoch != self.epoch or stage is not self._stages[-1] or self.phase is not Phase.RUNNING:
             self.counters["stale_epoch"] += 1
             return
-        expected = len(self.tokens) if message.token is not None else None
-        if message.position <= self._confirmed or (expected is not None and message.position != expected):
+        if not self._is_next(message):
             self.counters["unexpected_position"] += 1
             return
+        if message.token is not None and message.token >= self.request.vocabulary_size:
+            self.counters["shard_corruption"] += 1
+            self._distrusted.add(stage.placed.node)
+            return self._fail(
+                [stage], f"chose token {message.token}, which the model does not have", now_s, "shard_corruption"
+            )
         self._confirmed = message.position
         while self._in_flight and self._in_flight[0].stop <= message.position:
             self._in_flight.popleft()
@@ -423,6 +438,12 @@ class Generation:
         self._progress(now_s)
         if not self.is_ended:
             self._pump(now_s)
+
+    def _is_next(self, message: Result) -> bool:
+        """A token belongs right after the journal; a chunk without one lies within what was sent, before the journal's end."""
+        if message.token is not None:
+            return message.position == len(self.tokens) > self._confirmed
+        return self._confirmed < message.position <= self._sent and message.position < len(self.tokens)
 
     def _note_step(self, timing: "StepTiming") -> None:
         self.on_timing(timing)
@@ -442,6 +463,8 @@ class Generation:
 
     def _recovered(self, now_s: float) -> None:
         self._fruitless = 0
+        self._waiting_since_s = None
+        self._last_refusal = _NO_HOLDER
         outage, self._outage = self._outage, None
         if outage is None:
             return
@@ -468,12 +491,16 @@ class Generation:
         self.counters[message.code] += 1
         if message.code == "outbox_dropped":
             stage.has_outbox = False
-            self._restart_after(stage, now_s)
+            if message.epoch == self.epoch and self.phase is Phase.RUNNING:
+                self._restart_after(stage, now_s)
             return
-        if message.culprit == self._head:
-            self._abort("bad_request", message.message)
-            return
-        culprits = [s for s in self._stages if s.placed.node == message.culprit] or [stage]
+        culprits = [s for s in self._stages if s.placed.node == message.culprit]
+        if not culprits:
+            # It blames the head, or somebody who is not part of this: whoever is right, the two cannot go on together.
+            self._last_refusal = (message.code, message.message)
+            culprits = [stage]
+        elif message.code in _UNFIT and message.culprit is not None:
+            self._distrusted.add(message.culprit)
         self._fail(culprits, message.message, now_s, message.code)
 
     def _restart_after(self, stage: HeadStage, now_s: float) -> None:
@@ -487,25 +514,30 @@ class Generation:
         if message.epoch != self.epoch:
             return
         self._last_refusal = (message.code, message.message)
+        if message.code in _UNFIT:
+            self._distrusted.add(stage.placed.node)
         self._fail([stage], f"refused: {message.message}", now_s)
 
     def _fail(self, stages: Sequence[HeadStage], reason: str, now_s: float, code: str = "shard_unavailable") -> None:
-        """These stages are lost: say so, and rebuild without their nodes."""
-        if not stages:
+        """The nodes of these stages are lost: say so, and rebuild without them. What is lost already is no news."""
+        nodes = {stage.placed.node for stage in stages if not stage.is_lost}
+        lost = [stage for stage in self._stages if stage.placed.node in nodes and not stage.is_lost]
+        if not lost:
             return
         if self._outage is None:
             self._outage = _Outage(self._progress_s)
-        for stage in stages:
+        for stage in lost:
+            stage.is_lost = True
             self._outage.lost.append(stage.name)
-            self._excluded.add(stage.placed.node)
             self._frames.append(ShardStatus(stage.name, stage.placed.node.hex(), "degraded", reason, code))
-            # Where it still lives it must not keep KV for a session that has moved on.
-            self._send(stage, Close(stage.session))
+            # Where it still lives it must not keep KV for a session that has moved on; where not, it is not dialled for that.
+            self._effects.append(SendTo(stage.placed.node, None, Close(stage.session)))
+        self._excluded |= nodes
         self._fruitless += 1
         self._rebuild(now_s)
 
     def _rebuild(self, now_s: float) -> None:
-        kept = [None if s.placed.node in self._excluded else s.placed for s in self._stages]
+        kept = [None if stage.is_lost else stage.placed for stage in self._stages]
         allows_local = self._fruitless > self.settings.fallback_after
         groups = self._repick(kept, frozenset(self._excluded), allows_local)
         if groups is None and not allows_local:
@@ -517,31 +549,43 @@ class Generation:
         return self._form(now_s)
 
     def _merged(self, groups: list[list[Placed]]) -> list[HeadStage]:
-        """One group per old stage: itself where it stays, its replacements where it does not."""
+        """One group per old stage: itself where it stays, its replacements where it is lost (perhaps at the same place)."""
         stages: list[HeadStage] = []
         for old, group in zip(self._stages, groups, strict=True):
-            if len(group) == 1 and group[0] == old.placed:
-                stages.append(old)
-            else:
+            if old.is_lost:
                 stages += [HeadStage(placed, self._new_session_id()) for placed in group]
+            else:
+                stages.append(old)
         return stages
 
     def _wait(self, now_s: float) -> None:
         """Nobody holds some layers. Survivors keep their KV; the stream stays open for a while."""
-        if self.phase is not Phase.WAITING:
+        if self._waiting_since_s is None:
             self._waiting_since_s = now_s
+        self._waiting_tried_s = now_s
         self.phase = Phase.WAITING
         self._probing = None
-        if now_s - self._waiting_since_s >= self.settings.holder_wait_s:
+        if now_s >= self._waiting_ends_s():
             self._abort(*self._last_refusal)
+
+    def _waiting_ends_s(self) -> float:
+        assert self._waiting_since_s is not None
+        return self._waiting_since_s + self.settings.holder_wait_s
+
+    def _keep_waiting(self, now_s: float) -> None:
+        """Whoever failed before may be well again (a worker is restarted in its place), and there is nobody else."""
+        if now_s >= self._waiting_ends_s():
+            self._abort(*self._last_refusal)
+        elif now_s >= self._waiting_tried_s + self.settings.holder_retry_s:
+            self._excluded = set(self._distrusted)
+            self._rebuild(now_s)
 
     def on_time(self, now_s: float) -> None:
         """Called at or after `next_wake_s`, and harmless at any other time."""
         if self.is_ended:
             return
         if self.phase is Phase.WAITING:
-            if now_s - self._waiting_since_s >= self.settings.holder_wait_s:
-                self._abort(*self._last_refusal)
+            self._keep_waiting(now_s)
         elif self._probing is not None:
             if now_s - self._probing.started_s >= self.settings.probe_patience_s:
                 self._judge(now_s)
@@ -552,7 +596,8 @@ class Generation:
 
     def _is_reader_slow(self) -> bool:
         """No progress because the reader does not read: nobody's fault."""
-        return self.phase is Phase.RUNNING and self._unread >= self.settings.ring_credits
+        owed = self._credit_owed if self.settings.uses_ring else 0  # read, and not yet told to the ring
+        return self.phase is Phase.RUNNING and self._unread + owed >= self.settings.ring_credits
 
     def _probe_after_s(self) -> float:
         return max(self.settings.probe_after_s, 6.0 * self._usual_step_s)
@@ -594,7 +639,12 @@ class Generation:
         return answer.is_known and not is_silent
 
     def _located(self, answers: dict[bytes, Probed]) -> HeadStage:
-        """The stage that has taken more than it has given; or the first that lacks what its predecessor has given."""
+        """The stage that has taken more than it has given; or the first that lacks what its predecessor has given.
+
+        While an epoch is being formed: the first that has not answered.
+        """
+        if self.phase is Phase.FORMING:
+            return next(stage for stage in self._stages if stage.session in self._awaiting)
         given = self._sent
         for stage in self._stages:
             answer = answers[stage.session]

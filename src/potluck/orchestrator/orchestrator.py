@@ -21,7 +21,7 @@ from potluck.orchestrator.frames import (
 )
 from potluck.orchestrator.generation import Generation, GenerationRequest, GenerationSettings, StepTiming
 from potluck.orchestrator.routing import ShardStore, replace_gaps
-from potluck.planner.cover import Candidate, Placed, greedy_cover
+from potluck.planner.cover import Candidate, Placed, check_tiling, cover_around
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import Describe, Described, Failed, GetTokenizer, Message, Stage, TokenizerData
@@ -36,6 +36,8 @@ class DistributedChatParams(msgspec.Struct, frozen=True, kw_only=True):
     settings: GenerationSettings = GenerationSettings()
     fallback_to_local: bool = True
     max_shards_per_request: int = 16
+    own_layers: tuple[Stage, ...] = ()  # this node's own ends of the model, which it serves itself
+    pipeline: tuple[Placed, ...] = ()  # exactly these stages, instead of a choice
     on_timing: Callable[[StepTiming], None] | None = None  # told of every token's way round
 
 
@@ -185,8 +187,14 @@ class PipelineOrchestrator:
 
     def pipeline_for(self, request: GenerationRequest, params: DistributedChatParams) -> list[Placed]:
         """The shards that a request would use. Raises ShardUnavailable with what is missing."""
+        if params.pipeline:
+            problem = check_tiling([placed.stage for placed in params.pipeline], request.layer_count)
+            if problem is not None:
+                raise BadRequest(problem)
+            return list(params.pipeline)
         candidates = self._candidates(request, params.fallback_to_local)
-        placed = greedy_cover(candidates, Stage(0, request.layer_count, True, True))
+        own = [Placed(self._node, "", stage) for stage in params.own_layers]
+        placed = cover_around(candidates, own, request.layer_count)
         if placed is None:
             raise ShardUnavailable(self.store.explain_gap(request.model, request.weights_sha256, request.layer_count))
         if len(placed) > params.max_shards_per_request:

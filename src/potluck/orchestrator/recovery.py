@@ -21,6 +21,7 @@ class HeadStage:
     is_asked: bool = False
     is_empty: bool = True
     has_outbox: bool = True
+    is_lost: bool = False  # and waits for a replacement, which may be the same node, come back with nothing
 
     @property
     def name(self) -> str:

@@ -50,6 +50,25 @@ def greedy_cover(candidates: Sequence[Candidate], wanted: Stage) -> list[Placed]
         cursor, needs_embedding = stop, False
 
 
+def cover_around(candidates: Sequence[Candidate], own: Sequence[Placed], layer_count: int) -> list[Placed] | None:
+    """A pipeline of one's own ends of the model with others' layers between them; None where some layer has no holder."""
+    prefix = next((placed for placed in own if placed.stage.has_embedding), None)
+    suffix = next((placed for placed in own if placed.stage.has_output and placed is not prefix), None)
+    if prefix is not None and prefix.stage.has_output:
+        return [prefix]
+    wanted = Stage(
+        prefix.stage.stop if prefix is not None else 0,
+        suffix.stage.start if suffix is not None else layer_count,
+        prefix is None,
+        suffix is None,
+    )
+    is_whole = prefix is not None and suffix is not None and wanted.start == wanted.stop
+    between = [] if is_whole else greedy_cover(candidates, wanted)
+    if between is None:
+        return None
+    return [*([prefix] if prefix is not None else []), *between, *([suffix] if suffix is not None else [])]
+
+
 def _continues(stage: Stage, cursor: int, wanted: Stage, needs_embedding: bool) -> bool:
     """Whether `stage` can go on at `cursor` and brings us further."""
     if needs_embedding and not stage.has_embedding:
@@ -74,6 +93,9 @@ def check_tiling(stages: Sequence[Stage], layer_count: int) -> str | None:
     """What is wrong with these stages as a pipeline of a whole model; None where nothing is."""
     if not stages:
         return "a pipeline needs at least one shard"
+    for stage in stages:
+        if stage.stop < stage.start:
+            return f"layers {stage.start}-{stage.stop - 1} are not a range: the first must not be after the last"
     if stages[0].start != 0 or not stages[0].has_embedding:
         return "the first shard must begin at layer 0 and own the embedding"
     if stages[-1].stop != layer_count or not stages[-1].has_output:

@@ -42,7 +42,6 @@ class ShardSession:
     waiting: deque[Waiting] = field(default_factory=deque)
     is_running: bool = False
     cuts: int = 0  # how often it was cut back; what was computed before the last time is void
-    cuts: int = 0  # how often it was truncated: what was computed for an earlier cut is of no use
     credits: int = 0
     held_token: Waiting | None = None  # chosen, and waiting for the ring's credit
 

@@ -1,12 +1,14 @@
 """A swarm in one thread on a fake clock: the real deciding code of heads and shards, a simulated network, and workers that hash.
 
-Everything that happens is drawn from one seed: kills, freezes, partitions, slow links, late and doubled frames. A run ends with the text,
-and with what was left behind (sessions, outbox bytes), which must be nothing.
+Everything that happens is drawn from one seed: several heads on the same shards, kills, restarts, freezes, partitions, broken and slow
+links, late and doubled frames, cancellations, slow readers. A run ends with each head's text, and with what was left behind (sessions,
+KV, outbox bytes), which must be nothing. `python -m potluck.testing.simulation SEED` repeats a seed and tells what happened in it.
 """
 
 import heapq
 import itertools
 import random
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +33,7 @@ from potluck.wire.work import (
     SessionOpened,
     ToWorker,
     TruncateSession,
+    Unload,
 )
 
 MODEL, WEIGHTS, ARITHMETIC = "hash", "0" * 64, 1
@@ -118,7 +121,8 @@ class SimWorker:
             self.sessions[message.session] = HashSession(message.stage, message.boundaries, message.sampler)
             return SessionOpened(message.session), b""
         if isinstance(message, TruncateSession):
-            self.sessions[message.session].truncate(message.length, message.sampler)
+            if message.session in self.sessions:
+                self.sessions[message.session].truncate(message.length, message.sampler)
         elif isinstance(message, CloseSession):
             self.sessions.pop(message.session, None)
         elif isinstance(message, RunBatch):

@@ -23,6 +23,7 @@ class Channel:
         self.writer = FrameWriter(max_queued_bytes)
         self._decoder = FrameDecoder()
         self._held: dict[int, int] = {}  # stream: chunks consumed and not granted
+        self.is_ended = False  # the other side said goodbye
 
     def __repr__(self) -> str:
         return f"<Channel {self.writer!r} {self._decoder!r}, {len(self._held)} streams held>"
@@ -40,6 +41,8 @@ class Channel:
                 self._grant(event.stream, event.chunks)
             elif type(event) is Credited:
                 self.writer.credit(event.stream, event.chunks)
+            else:
+                self.is_ended = True
         return received
 
     def consumed(self, received: Received) -> None:

@@ -43,10 +43,11 @@ class Kind(enum.IntEnum):
     LONG_MESSAGE = 2  # the same for Open and Rewire with a long meta
     CHUNK = 3  # the stream's message goes on; value: offset of the payload within it
     CREDIT = 4  # no payload; value: how many chunks of this stream were consumed
+    GOODBYE = 5  # nothing follows; without it whoever closes might cut off what the other side has not read yet
 
 
 # Plain numbers, because looking up an enum's member takes longer than the rest of the comparison.
-_MESSAGE, _LONG_MESSAGE, _CHUNK, _CREDIT = (int(kind) for kind in Kind)
+_MESSAGE, _LONG_MESSAGE, _CHUNK, _CREDIT, _GOODBYE = (int(kind) for kind in Kind)
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
@@ -72,7 +73,11 @@ class Credited(msgspec.Struct, frozen=True, gc=False):
     chunks: int
 
 
-Event = Received | Progress | Credited
+class Ended(msgspec.Struct, frozen=True, gc=False):
+    """The other side has said all it had to say."""
+
+
+Event = Received | Progress | Credited | Ended
 
 
 def stream_of(session: bytes) -> int:
@@ -151,6 +156,7 @@ class FrameWriter:
         self._unstarted: deque[_Outgoing] = deque()  # would exceed what may be under way at once
         self._started = 0
         self._started_bytes = 0
+        self._is_finishing = False  # GOODBYE is due after what is queued
 
     def __repr__(self) -> str:
         return (
@@ -166,7 +172,15 @@ class FrameWriter:
     @property
     def has_frames(self) -> bool:
         """Whether `take` would yield something now."""
-        return bool(self._urgent or self._grants or self._ready)
+        return bool(self._urgent or self._grants or self._ready or self._may_finish)
+
+    @property
+    def _may_finish(self) -> bool:
+        return self._is_finishing and not self._queued_bytes
+
+    def finish(self) -> None:
+        """Say goodbye after what is queued. Nothing may be pushed any more."""
+        self._is_finishing = True
 
     def push(self, message: Message, body: Buffer = b"") -> None:
         """Queue a message. A large body is referred to, not copied: it must not change until it was sent.
@@ -250,7 +264,12 @@ class FrameWriter:
             frame = self._urgent.popleft()
             self._queued_bytes -= len(frame) - HEADER_BYTES + _QUEUED_OVERHEAD_BYTES
             return [frame]
-        return self._take_chunk(self._ready.popleft()) if self._ready else []
+        if self._ready:
+            return self._take_chunk(self._ready.popleft())
+        if self._may_finish:
+            self._is_finishing = False
+            return [HEADER.pack(_GOODBYE, 0, 0, 0, 0, 0, 0, 0)]
+        return []
 
     def _take_chunk(self, outgoing: _Outgoing) -> list[Buffer]:
         bulk = cast(_Bulk, outgoing.queue[0])
@@ -323,6 +342,7 @@ class FrameDecoder:
         self._half_received: dict[int, _Incoming] = {}
         self._half_received_bytes = 0  # when complete
         self._ungranted: dict[int, int] = {}
+        self._is_ended = False
         self._violation: str | None = None
 
     def __repr__(self) -> str:
@@ -363,10 +383,16 @@ class FrameDecoder:
         view = memoryview(data)
         while place + HEADER_BYTES <= end:
             kind, flags, reserved, stream, payload, meta, body, value = HEADER.unpack_from(data, place)
+            self._check_not_ended()
             if flags or reserved:
                 raise ProtocolViolation("a frame with unknown flags")
             place += HEADER_BYTES
-            if kind == _MESSAGE and payload == meta + body and place + payload <= end and meta <= URGENT_BYTES >= body:
+            if (
+                kind == _MESSAGE
+                and payload == meta + body <= end - place
+                and meta <= URGENT_BYTES >= body
+                and not value
+            ):
                 # The common case by far, a small message that arrived whole, takes the short way.
                 stop = place + meta
                 message = self._message(kind, stream, view[place:stop])
@@ -375,18 +401,27 @@ class FrameDecoder:
                 place = stop + body
                 events.append(Received(message, data[stop:place], stream, 0))
                 continue
-            if kind == _CREDIT:
-                events.append(self._credited(stream, payload, meta, body, value))
+            if kind >= _CREDIT:
+                events.append(self._control(kind, stream, payload, meta, body, value))
                 continue
             self._begin_frame(kind, stream, payload, meta, body, value)
             place = self._continue_frame(view, place, events)
         if place < end:
             self._header = data[place:]
+            self._check_not_ended()
 
-    def _credited(self, stream: int, payload: int, meta: int, body: int, value: int) -> Credited:
-        if payload or meta or body or not 1 <= value <= TENSOR_FLOW_CONTROL_WINDOW:
-            raise ProtocolViolation("a malformed credit frame")
-        return Credited(stream, value)
+    def _check_not_ended(self) -> None:
+        if self._is_ended:
+            raise ProtocolViolation("more after goodbye")
+
+    def _control(self, kind: int, stream: int, payload: int, meta: int, body: int, value: int) -> Event:
+        is_bare = not (payload or meta or body)
+        if kind == _CREDIT and is_bare and 1 <= value <= TENSOR_FLOW_CONTROL_WINDOW:
+            return Credited(stream, value)
+        if kind == _GOODBYE and is_bare and not (stream or value):
+            self._is_ended = True
+            return Ended()
+        raise ProtocolViolation("a frame of unknown kind, or a malformed one")
 
     def _begin_frame(self, kind: int, stream: int, payload: int, meta: int, body: int, value: int) -> None:
         if kind == _CHUNK:
@@ -394,7 +429,7 @@ class FrameDecoder:
         elif kind in (_MESSAGE, _LONG_MESSAGE):
             incoming = self._started(kind, stream, payload, meta, body, value)
         else:
-            raise ProtocolViolation("a frame of unknown kind")
+            raise ProtocolViolation("a frame of unknown kind, or a malformed one")
         self._current = incoming
         self._frame_left = payload
 

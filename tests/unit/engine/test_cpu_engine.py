@@ -220,6 +220,12 @@ def test_sessions_that_cannot_be_are_refused(engine: CpuEngine) -> None:
     assert engine.kv.reserved_bytes == 0
 
 
+@pytest.mark.xfail(strict=True, reason="bug: fork reserves more positions than the model's context has")
+def test_a_fork_cannot_be_longer_than_the_context(engine: CpuEngine) -> None:
+    session = engine.open(10)
+    assert_refused(engine, ContextLengthExceeded, lambda: engine.fork(session, 201), session)
+
+
 def test_the_budget_is_kept_by_open_and_fork(engine: CpuEngine) -> None:
     page = engine.kv.shape.page_bytes(3)
     small = shard_of(checkpoint(), kv_budget_bytes=3 * page)

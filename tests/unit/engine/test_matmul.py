@@ -83,6 +83,17 @@ def test_an_odd_number_of_blocks_equals_the_reference(format_name: str, processo
         assert_equals_reference(format_name, raw, tensor, x, processor)
 
 
+@pytest.mark.parametrize(("format_name", "rows", "columns"), [("Q4_K", 59_001, 256), ("F32", 66_000, 32)])
+def test_tensors_that_are_packed_in_several_pieces_equal_the_reference(
+    format_name: str, rows: int, columns: int, processor: str
+) -> None:
+    """More than 8 MiB, as output heads are."""
+    raw, tensor = matrix(format_name, rows, columns)
+    assert raw.nbytes > 8 << 20
+    x = np.random.default_rng(18).standard_normal((2, columns)).astype(np.float32)
+    assert_equals_reference(format_name, raw, tensor, x, processor, chunks=4)
+
+
 def hard_rows(columns: int) -> Floats:
     """Activations at every limit: all products of one sign at ±127, single spikes, and floats that are not numbers."""
     rng = np.random.default_rng(14)

@@ -1,6 +1,7 @@
 """What every kind of link promises, tested on every kind of link."""
 
 import asyncio
+import contextlib
 import gc
 import random
 from collections.abc import Iterator
@@ -180,9 +181,11 @@ def test_queue_is_bounded(net: Net) -> None:
         await ends.accepter.until_count(1)
         ends.there.hold(session_id(1))
         body = bytes(MAX_QUEUED_BYTES // 4)
-        with pytest.raises(LinkFull):
-            for _ in range(5):
+        for _ in range(4):
+            with contextlib.suppress(LinkFull):  # how much has left already is not for us to say
                 ends.link.send(step(1), body)
+        with pytest.raises(LinkFull):
+            ends.link.send(step(1), body)
         ends.link.send(close(1))  # for this there is always room
         ends.link.abort()
         ends.listener.close()

@@ -41,7 +41,10 @@ def test_on_equal_queues_the_nearer_one_wins_then_the_one_that_reaches_furthest(
     cover = greedy_cover(shards, whole())
     assert cover is not None
     assert cover[0].node == bytes([2]) * 32
-    assert ranges(greedy_cover([candidate(1, 0, 7), candidate(2, 0, 11), candidate(3, 8, 15)], whole())) == [(0, 11), (12, 15)]
+    assert ranges(greedy_cover([candidate(1, 0, 7), candidate(2, 0, 11), candidate(3, 8, 15)], whole())) == [
+        (0, 11),
+        (12, 15),
+    ]
 
 
 def test_every_node_comes_to_the_same_cover() -> None:
@@ -73,7 +76,10 @@ def test_none_where_something_has_no_holder(shards: list[Candidate]) -> None:
 
 
 def test_embedding_and_output_alone_are_stages_too() -> None:
-    ends = [Candidate(bytes([1]) * 32, "", Stage(0, 0, True)), Candidate(bytes([2]) * 32, "", Stage(16, 16, False, True))]
+    ends = [
+        Candidate(bytes([1]) * 32, "", Stage(0, 0, True)),
+        Candidate(bytes([2]) * 32, "", Stage(16, 16, False, True)),
+    ]
     middle = Candidate(bytes([3]) * 32, "", Stage(0, 16), 5)
     cover = greedy_cover([*ends, middle], whole())
     assert cover is not None

@@ -19,6 +19,7 @@ from potluck.wire.frames import (
     MAX_LONG_META_BYTES,
     MAX_META_BYTES,
     URGENT_BYTES,
+    URGENT_RESERVE_BYTES,
     Credited,
     FrameDecoder,
     FrameWriter,
@@ -278,6 +279,30 @@ def test_hold_stops_one_session_and_release_continues_it() -> None:
     receiver.release(session_id(1))
 
 
+def test_goodbye_comes_after_everything_and_ends_it() -> None:
+    sender, receiver = Channel(), Channel()
+    sender.send(step(1), bytes(40 * MIB))
+    sender.send(close(1))
+    sender.writer.finish()
+    assert exchange(sender, receiver) == [step(1), close(1)]
+    assert receiver.is_ended
+    with pytest.raises(ProtocolViolation, match="goodbye"):
+        receiver.receive(header(Kind.CREDIT, value=1))
+
+
+@pytest.mark.parametrize("size", [1, 23, 24, 60])
+def test_nothing_may_follow_goodbye(size: int) -> None:
+    writer = FrameWriter()
+    writer.push(describe(5), b"x" * 40)
+    more = all_bytes(writer)[:size]
+    with pytest.raises(ProtocolViolation, match="goodbye"):
+        Channel().receive(header(Kind.GOODBYE, stream=0) + more)
+    channel = Channel()
+    channel.receive(header(Kind.GOODBYE, stream=0))
+    with pytest.raises(ProtocolViolation, match="goodbye"):
+        channel.receive(more)
+
+
 def test_more_large_messages_than_may_be_under_way_all_arrive() -> None:
     sender, receiver = Channel(), Channel()
     count = MAX_HALF_RECEIVED + 20
@@ -305,9 +330,10 @@ def test_full_queue_refuses_but_keeps_room_for_small_messages() -> None:
         writer.push(step(2), bytes(2 * MIB))
     for _ in range(1000):
         writer.push(close(2))
+    while writer.queued_bytes < 3 * MIB + URGENT_RESERVE_BYTES - 1000:
+        writer.push(close(2))
     with pytest.raises(LinkFull):
-        for _ in range(100_000):
-            writer.push(close(2))
+        writer.push(close(2), bytes(1000))
     all_bytes(writer)
     writer.credit(1, 2)
     assert writer.queued_bytes == 0
@@ -351,6 +377,8 @@ BAD_HEADERS = {
     "large chunk": header(Kind.MESSAGE, payload=MIB + 1, meta=50, body=2 * MIB),
     "offset in a first frame": header(Kind.MESSAGE, payload=MIB, meta=50, body=2 * MIB, value=1),
     "chunk of nothing": header(Kind.CHUNK, payload=MIB, value=MIB),
+    "goodbye with a stream": header(Kind.GOODBYE, stream=1),
+    "goodbye with a value": header(Kind.GOODBYE, stream=0, value=1),
     "credit with payload": header(Kind.CREDIT, payload=1, value=1),
     "credit of nothing": header(Kind.CREDIT),
     "credit beyond the window": header(Kind.CREDIT, value=TENSOR_FLOW_CONTROL_WINDOW + 1),

@@ -1,0 +1,103 @@
+"""`potluck demo`: three real nodes, one question, one node killed in the middle of the answer; is the text the same?"""
+
+import os
+import signal
+from typing import Annotated
+
+import typer
+
+from potluck.cli.ask import find_model
+from potluck.cli.console import EXIT_FAILURE, JsonOption, notice, print_json
+from potluck.cli.models import open_store
+
+_QUESTION = "What is a potluck dinner, and what would you bring to one?"
+
+
+def demo(
+    question: Annotated[str, typer.Argument(help="What to ask.")] = _QUESTION,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="A model of `potluck models`.")] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=8, help="At most this many tokens.")] = 120,
+    as_json: JsonOption = False,
+) -> None:
+    """Start three nodes, ask, kill one with SIGKILL half way through, and compare with the undisturbed answer."""
+    from potluck.net.loop import run
+    from potluck.testing.local_swarm import LocalSwarm, split_plan
+
+    entry = find_model(open_store(), model)
+    say = _ignore if as_json else notice
+    say(
+        "starting three nodes: two halves of the model, and a spare that holds all of it (the first start compiles kernels)"
+    )
+    with LocalSwarm(entry.id, split_plan(entry.layer_count, 2, 1)) as swarm:
+        for node in swarm.nodes:
+            assert node.announcement is not None
+            say(
+                f"  {node.announcement.shard} at {node.address}, daemon {node.pid}, worker {node.announcement.worker_pid}"
+            )
+        report = run(_ask_twice(swarm, entry.id, question, max_tokens, as_json))
+    if as_json:
+        print_json(report)
+    else:
+        _print_verdict(report)
+    if not report["identical"]:
+        raise typer.Exit(EXIT_FAILURE)
+
+
+def _ignore(message: str) -> None:
+    return
+
+
+async def _ask_twice(
+    swarm: "object", model_name: str, question: str, max_tokens: int, as_json: bool
+) -> dict[str, object]:
+    from potluck.core.sampling_params import SamplingParams
+    from potluck.identity.keys import NodeKey
+    from potluck.net.tls import TlsTransport
+    from potluck.node.asking import RemoteModel
+    from potluck.node.node import Node
+    from potluck.orchestrator.frames import ShardFailover, TokenDelta
+    from potluck.orchestrator.orchestrator import DistributedChatParams
+    from potluck.testing.local_swarm import LocalSwarm
+
+    assert isinstance(swarm, LocalSwarm)
+    key = NodeKey.generate()
+    node = Node(key, TlsTransport(key, lambda node: None))
+    try:
+        await node.orchestrator.connect(swarm.addresses)
+        model = await RemoteModel.find(node, model_name)
+        request = model.request(
+            model.encode_chat([{"role": "user", "content": question}]), SamplingParams(), max_tokens
+        )
+        undisturbed = [
+            frame.token
+            async for frame, _ in model.generate(request, DistributedChatParams())
+            if isinstance(frame, TokenDelta)
+        ]
+        victim, tokens, pauses = swarm.nodes[1], [], []
+        async for frame, text in model.generate(request, DistributedChatParams()):
+            if not as_json:
+                print(text, end="", flush=True)
+            if isinstance(frame, TokenDelta):
+                tokens.append(frame.token)
+                if len(tokens) == max(1, len(undisturbed) // 2):
+                    _kill(victim.pid, as_json)
+            elif isinstance(frame, ShardFailover):
+                pauses.append(round(frame.pause_ms, 1))
+        return {
+            "model": model_name, "identical": tokens == undisturbed, "tokens": len(tokens), "failovers": len(pauses),
+            "pause_ms": max(pauses, default=0.0),
+        }  # fmt: skip
+    finally:
+        await node.stop()
+
+
+def _kill(pid: int, as_json: bool) -> None:
+    if not as_json:
+        print("✂", end="", flush=True)
+    os.kill(pid, signal.SIGKILL)
+
+
+def _print_verdict(report: dict[str, object]) -> None:
+    verdict = "identical to the undisturbed run" if report["identical"] else "DIFFERENT from the undisturbed run"
+    print()
+    print(f"[a node was killed at ✂; pause {report['pause_ms']} ms; {report['tokens']} tokens, {verdict}]")

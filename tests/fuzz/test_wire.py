@@ -1,0 +1,411 @@
+"""Mutated frames against everything that parses what comes from the network: typed errors only, in bounded time and memory.
+
+All damage is drawn from a seed; a failure prints the input that caused it.
+"""
+
+import contextlib
+import os
+import random
+import resource
+import ssl
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from potluck.core.errors import PeerRefused, ProtocolViolation, WrongPeer
+from potluck.core.limits import TENSOR_CHUNK_BYTES
+from potluck.identity.certificates import certificate_node_id, certificate_pem
+from potluck.identity.keys import NodeKey
+from potluck.wire.channel import Channel
+from potluck.wire.codecs import check_rows, decode, encode
+from potluck.wire.frames import HEADER_BYTES, FrameWriter
+from potluck.wire.handshake import AccepterHandshake, DialerHandshake
+from potluck.wire.messages import (
+    Credit,
+    Described,
+    Failed,
+    Fault,
+    GetTokenizer,
+    Hop,
+    Message,
+    Opened,
+    Probe,
+    Probed,
+    Refused,
+    Replay,
+    Result,
+    Rewire,
+    Rewired,
+    ShardInfo,
+    Stage,
+    TokenizerData,
+    Truncate,
+    Wiring,
+)
+from tests.support.wire_messages import close, describe, opening, session_id, step
+
+FRAMES = 10_000_000 if os.environ.get("POTLUCK_LONG") else 100_000
+MAX_SECONDS = 0.1
+MAX_BYTES = 64 << 20
+
+SESSION = session_id(1)
+NODE = bytes(range(32))
+HOP = Hop(node=NODE, address="127.0.0.1:7777", session=session_id(2))
+WIRING = Wiring(previous=NODE, next=HOP, ring=HOP, ring_from=NODE, forward_from=3, stages=2)
+SHARD = ShardInfo(
+    model="model",
+    weights_sha256="0" * 64,
+    arithmetic=1,
+    layer_count=30,
+    stage=Stage(start=0, stop=15, has_embedding=True),
+    is_loaded=True,
+    max_streams=8,
+    streams=1,
+    queue_depth=0,
+    step_us=900,
+)
+MESSAGES: tuple[tuple[Message, bytes], ...] = (
+    (opening(1, 30), b""),
+    (Opened(session=SESSION, epoch=1), b""),
+    (Refused(session=SESSION, epoch=1, code="kv_budget_exceeded", message="no room"), b""),
+    (step(1, 7), b"\x01" * 300),
+    (
+        Result(session=SESSION, epoch=1, position=8, token=77, logprob=-1.5, top=((1, -0.5), (2, -0.7)), compute_us=5),
+        b"",
+    ),
+    (Rewire(session=SESSION, epoch=2, length=8, wiring=WIRING, sampler=opening(1, 30).sampler), b""),
+    (Rewired(session=SESSION, epoch=2, length=8, outbox_from=2), b""),
+    (Replay(session=SESSION, epoch=2, start=0, stop=8), b""),
+    (Truncate(session=SESSION, epoch=2, length=3), b""),
+    (Credit(session=SESSION, epoch=2, tokens=16), b""),
+    (close(1), b""),
+    (Probe(session=SESSION, nonce=9), b""),
+    (Probed(session=SESSION, nonce=9, is_known=True, worker_idle_us=3, position_in=4, position_out=3), b""),
+    (Fault(session=SESSION, epoch=2, code="shard_unavailable", message="gone", culprit=NODE), b""),
+    (describe(4), b""),
+    (Described(nonce=4, node=NODE, version="0.1.0", shards=(SHARD, SHARD), daemon_pid=1, worker_pids=(2, 3)), b""),
+    (GetTokenizer(nonce=5, weights_sha256="0" * 64), b""),
+    (TokenizerData(nonce=5, manifest_bytes=100, tokenizer_bytes=100), b"\x02" * 200),
+    (Failed(nonce=5, code="model_not_found", message="no such model"), b""),
+)
+
+INTERESTING = (
+    0,
+    1,
+    2,
+    4,
+    15,
+    16,
+    17,
+    24,
+    255,
+    256,
+    0xFFFF,
+    1 << 16,
+    (1 << 16) + 1,
+    1 << 18,
+    (1 << 18) + 1,
+    1 << 20,
+    (1 << 20) + 1,
+)
+INTERESTING += (1 << 23, (1 << 23) + 1, 1 << 28, (1 << 28) + 1, 1 << 31, 0x7FFFFFFF, 0xFFFFFFFF)
+# msgpack's own: lengths that lie, nesting, each type's first byte
+MSGPACK = (
+    b"\xdd\xff\xff\xff\xff",
+    b"\xdf\xff\xff\xff\xff",
+    b"\xc6\xff\xff\xff\xff",
+    b"\xdb\xff\xff\xff\xff",
+    b"\x91" * 64,
+)
+MSGPACK += (
+    b"\xc0",
+    b"\xc1",
+    b"\xc2",
+    b"\xcb\x7f\xf8\0\0\0\0\0\0",
+    b"\xcf" + b"\xff" * 8,
+    b"\xd3\x80" + bytes(7),
+    b"\xd9\xff",
+    b"\xa4\xff\xfe\xfd\xfc",
+)
+MSGPACK += (
+    b"\x80",
+    b"\x90",
+    b"\xa0",
+    b"\xc4\0",
+    b"\xc7\x04\xffabcd",
+    b"\xd6\xff\0\0\0\1",
+    b"\xdc\xff\xff",
+    b"\xde\xff\xff",
+    b"\xff",
+)
+
+
+def encoded(message: Message, body: bytes) -> bytes:
+    writer = FrameWriter()
+    writer.push(message, body)
+    return b"".join(writer.take(1 << 30))
+
+
+FRAMES_OF_MESSAGES = [encoded(message, body) for message, body in MESSAGES]
+
+Mutation = Callable[[bytearray, random.Random], None]
+
+
+def flip(data: bytearray, chance: random.Random) -> None:
+    data[int(chance.random() * len(data))] ^= 1 << chance.getrandbits(3)
+
+
+def flip_in_meta(data: bytearray, chance: random.Random) -> None:
+    data[min(HEADER_BYTES + int(chance.random() ** 2 * 200), len(data) - 1)] ^= 1 << chance.getrandbits(3)
+
+
+def set_byte(data: bytearray, chance: random.Random) -> None:
+    data[int(chance.random() * len(data))] = chance.getrandbits(8)
+
+
+def set_header(data: bytearray, chance: random.Random) -> None:
+    place = (0, 1, 2, 4, 8, 12, 16, 20)[chance.getrandbits(3)]
+    number = INTERESTING[int(chance.random() * len(INTERESTING))]
+    if place < 2:
+        data[place] = number & 0xFF
+    else:
+        data[place : place + 4] = number.to_bytes(4, "little")
+
+
+def plant(data: bytearray, chance: random.Random) -> None:
+    """Another msgpack value somewhere, with the header's lengths left as they are."""
+    value = MSGPACK[int(chance.random() * len(MSGPACK))]
+    place = min(HEADER_BYTES + int(chance.random() * (len(data) - HEADER_BYTES)), len(data) - 1)
+    data[place : place + len(value)] = value
+
+
+def plant_and_fit(data: bytearray, chance: random.Random) -> None:
+    """Another msgpack value in the meta of a message without body, with lengths that fit."""
+    plant(data, chance)
+    size = len(data) - HEADER_BYTES
+    data[8:12] = data[12:16] = size.to_bytes(4, "little")
+    data[16:20] = bytes(4)
+
+
+def cut_out(data: bytearray, chance: random.Random) -> None:
+    start = int(chance.random() * len(data))
+    del data[start : start + 1 + chance.getrandbits(4)]
+    data += bytes(HEADER_BYTES)
+
+
+def insert(data: bytearray, chance: random.Random) -> None:
+    start = int(chance.random() * len(data))
+    data[start:start] = chance.randbytes(1 + chance.getrandbits(3))
+
+
+def splice(data: bytearray, chance: random.Random) -> None:
+    other = FRAMES_OF_MESSAGES[int(chance.random() * len(FRAMES_OF_MESSAGES))]
+    data[HEADER_BYTES:] = other[HEADER_BYTES:]
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    flip,
+    flip_in_meta,
+    flip_in_meta,
+    set_byte,
+    set_header,
+    plant,
+    plant_and_fit,
+    cut_out,
+    insert,
+    splice,
+)
+
+
+def mutated_frames(seed: int, count: int) -> Iterator[bytes]:
+    chance = random.Random(seed)
+    bases, mutations = len(FRAMES_OF_MESSAGES), len(MUTATIONS)
+    for _ in range(count):
+        data = bytearray(FRAMES_OF_MESSAGES[int(chance.random() * bases)])
+        MUTATIONS[int(chance.random() * mutations)](data, chance)
+        if chance.random() < 0.2:
+            MUTATIONS[int(chance.random() * mutations)](data, chance)
+        yield bytes(data)
+
+
+def feed(channel: Channel, data: bytes) -> bool:
+    """Whether the channel survived."""
+    try:
+        for received in channel.receive(data):
+            channel.consumed(received)
+    except ProtocolViolation:
+        return False
+    return True
+
+
+def seconds_for(data: bytes) -> float:
+    start = time.perf_counter()
+    feed(Channel(), data)
+    return time.perf_counter() - start
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def test_mutated_frames() -> None:
+    """Each on a channel that has seen only good ones; a broken one is replaced. A good frame follows now and then."""
+    channel, slowest_s, broken, before = Channel(), 0.0, 0, peak_bytes()
+    clock, good = time.perf_counter, FRAMES_OF_MESSAGES[3]
+    for data in mutated_frames(1, FRAMES):
+        start = clock()
+        try:
+            is_alive = feed(channel, data)
+        except BaseException:
+            print(f"input: {data.hex()}")
+            raise
+        elapsed_s = clock() - start
+        if elapsed_s > MAX_SECONDS:  # the machine is shared: what is slow once may have had to wait
+            elapsed_s = min(elapsed_s, *(seconds_for(data) for _ in range(3)))
+        slowest_s = max(slowest_s, elapsed_s)
+        if not is_alive or channel._decoder._frame_left or channel._decoder._header:
+            broken += not is_alive
+            channel = Channel()
+    assert feed(Channel(), good)
+    assert slowest_s < MAX_SECONDS
+    assert FRAMES * 0.5 < broken < FRAMES  # the damage is neither idle nor always fatal
+    assert peak_bytes() - before < MAX_BYTES
+
+
+def test_mutated_frames_take_little_memory() -> None:
+    for data in mutated_frames(2, FRAMES // 100):
+        channel = Channel()
+        tracemalloc.start()
+        try:
+            feed(channel, data)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 1 << 20, data.hex()
+
+
+def test_mutated_conversations() -> None:
+    """Long streams with several large messages under way, cut anywhere, damaged in one header or anywhere."""
+    chance = random.Random(3)
+    for number in range(FRAMES // 500):
+        stream = bytearray(conversation(chance))
+        headers = header_places(bytes(stream))
+        for _ in range(1 + chance.getrandbits(1)):
+            place = chance.choice(headers)
+            part = stream[place : place + HEADER_BYTES]
+            (set_header if chance.random() < 0.7 else flip)(part, chance)
+            stream[place : place + HEADER_BYTES] = part
+        channel, start = Channel(), time.perf_counter()
+        data, place = bytes(stream), 0
+        while place < len(data):
+            size = chance.choice((1, 23, 24, 25, 1000, 60_000, 500_000))
+            if not feed(channel, data[place : place + size]):
+                break
+            place += size
+        assert time.perf_counter() - start < MAX_SECONDS * 10, number  # several megabytes
+
+
+def conversation(chance: random.Random) -> bytes:
+    writer = FrameWriter()
+    for number in range(6):
+        message = step(chance.randrange(3), number)
+        writer.push(message, bytes(chance.choice((0, 100, 70_000, 150_000, TENSOR_CHUNK_BYTES + 70_000))))
+    writer.grant(1, 3)
+    return b"".join(writer.take(1 << 30))
+
+
+def header_places(stream: bytes) -> list[int]:
+    places, place = [], 0
+    while place < len(stream):
+        places.append(place)
+        place += HEADER_BYTES + int.from_bytes(stream[place + 8 : place + 12], "little")
+    return places
+
+
+def test_noise() -> None:
+    chance = random.Random(4)
+    for _ in range(FRAMES // 20):
+        feed(Channel(), chance.randbytes(chance.randrange(200)))
+
+
+def test_bombs_are_refused_before_memory_is_taken() -> None:
+    """Lengths that lie, nesting and wide maps, inside otherwise good messages: refused in little time and memory."""
+    head = b"\x9c\xa4open\xc4\x10" + SESSION + b"\0" + b"\xa5model" + b"\xd9\x40" + b"0" * 64
+    sampler = b"\x01\x94\0\x0f\xc2\xc2\x64\x96\xc0\xc0\xc0\xc0\0\x01\x90"
+    entries = b"".join(b"\xce" + number.to_bytes(4, "big") + b"\x01" for number in range(1 << 20))
+    wide = b"\xdf" + (1 << 20).to_bytes(4, "big") + entries
+    params = b"\x96\x81\xaalogit_bias" + wide
+    history = b"\x96\x80\0\0\xdd\x7f\xff\xff\xff"
+    for meta in (head + sampler + params, head + sampler + history, b"\x91" * 200_000, head + b"\x91" * 200_000):
+        kind = 1 if len(meta) <= 256 << 10 else 2
+        stream = int.from_bytes(SESSION[:4], "little")
+        data, place = [], 0
+        while place < len(meta):
+            part = meta[place : place + TENSOR_CHUNK_BYTES]
+            fields = (kind, stream, len(part), len(meta), 0, 0) if place == 0 else (3, stream, len(part), 0, 0, place)
+            data.append(
+                fields[0].to_bytes(4, "little") + b"".join(field.to_bytes(4, "little") for field in fields[1:]) + part
+            )
+            place += len(part)
+        channel = Channel()
+        tracemalloc.start()
+        start = time.perf_counter()
+        survived = all(feed(channel, each) for each in data)
+        elapsed_s = time.perf_counter() - start
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert not survived
+        assert elapsed_s < MAX_SECONDS * 10  # tracing is slow
+        assert peak < MAX_BYTES
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mutated_handshakes(seed: int) -> None:
+    chance = random.Random(seed)
+    accepter_key, dialer_key = NodeKey.from_seed(bytes(32)), NodeKey.from_seed(b"\x01" * 32)
+    for _ in range(FRAMES // 400):
+        accepter = AccepterHandshake(accepter_key, bytes(32))
+        dialer = DialerHandshake(dialer_key, accepter_key.node_id, bytes(32))
+        hello = bytearray(accepter.hello)
+        auth = bytearray(dialer.auth(accepter.hello))
+        accepter.check_auth(bytes(auth))
+        verdict = bytearray(accepter.verdict(None if chance.random() < 0.5 else "not today"))
+        for data in (hello, auth, verdict):
+            flip(data, chance)
+        attempts = ((dialer.check_verdict, verdict), (accepter.check_auth, auth), (dialer.auth, hello))
+        for attempt, data in attempts:
+            with contextlib.suppress(ProtocolViolation, WrongPeer, PeerRefused):
+                attempt(bytes(data))
+
+
+@pytest.mark.filterwarnings("ignore:Parsed a serial number")
+def test_mutated_certificates() -> None:
+    chance = random.Random(5)
+    der = ssl.PEM_cert_to_DER_cert(certificate_pem(NodeKey.from_seed(bytes(32))).decode())
+    for _ in range(FRAMES // 20):
+        data = bytearray(der)
+        for _ in range(1 + chance.getrandbits(2)):
+            chance.choice((flip, set_byte, insert, cut_out))(data, chance)
+        try:
+            assert len(certificate_node_id(bytes(data))) == 32
+        except ProtocolViolation:
+            continue
+
+
+def test_mutated_activations() -> None:
+    chance = random.Random(6)
+    rows = np.random.default_rng(6).standard_normal((3, 70)).astype(np.float32)
+    for codec in ("fp32", "fp16", "int8"):
+        good = encode(codec, rows)
+        for _ in range(FRAMES // 50):
+            data = bytearray(good)
+            chance.choice((flip, set_byte, insert, cut_out))(data, chance)
+            try:
+                decoded = decode(codec, bytes(data), 3, 70)
+            except ProtocolViolation:
+                continue
+            problem = check_rows(decoded, 1e4)
+            assert problem is not None or np.isfinite(decoded).all()
