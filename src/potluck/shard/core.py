@@ -230,6 +230,8 @@ class ShardCore:
         problem = self._objection(message)
         if problem is not None:
             self.counters[f"refused_{problem[0]}"] += 1
+            if known is None:
+                self._remember(message.session)  # a copy of it that comes late must not be taken when there is room
             self._send(sender, None, Refused(message.session, message.epoch, *problem))
             return
         session = ShardSession.of(message, sender)
@@ -592,12 +594,15 @@ class ShardCore:
         """Takes a session off every table; False where it was gone already."""
         if self._sessions.pop(session.id, None) is None:
             return False
-        self._closed[session.id] = None
-        while len(self._closed) > _REMEMBERED:
-            self._closed.popitem(last=False)
+        self._remember(session.id)
         self._ready.pop(session.id, None)
         self._outbox.close(session.id)
         return True
+
+    def _remember(self, session: bytes) -> None:
+        self._closed[session] = None
+        while len(self._closed) > _REMEMBERED:
+            self._closed.popitem(last=False)
 
     def _fault(self, session: ShardSession, code: str, text: str, culprit: bytes | None) -> None:
         self._send(session.head, None, Fault(session.id, session.epoch, code, text, culprit))

@@ -157,6 +157,7 @@ class FrameWriter:
         self._started = 0
         self._started_bytes = 0
         self._is_finishing = False  # GOODBYE is due after what is queued
+        self._is_finished = False
 
     def __repr__(self) -> str:
         return (
@@ -172,7 +173,7 @@ class FrameWriter:
     @property
     def has_frames(self) -> bool:
         """Whether `take` would yield something now."""
-        return bool(self._urgent or self._grants or self._ready or self._may_finish)
+        return not self._is_finished and bool(self._urgent or self._grants or self._ready or self._may_finish)
 
     @property
     def _may_finish(self) -> bool:
@@ -257,6 +258,8 @@ class FrameWriter:
 
     def take_frame(self) -> list[Buffer]:
         """The one frame that should leave next, as one or two buffers; nothing when nothing may be sent."""
+        if self._is_finished:
+            return []
         if self._grants:
             stream, chunks = self._grants.popitem()
             return [HEADER.pack(_CREDIT, 0, 0, stream, 0, 0, 0, chunks)]
@@ -267,7 +270,7 @@ class FrameWriter:
         if self._ready:
             return self._take_chunk(self._ready.popleft())
         if self._may_finish:
-            self._is_finishing = False
+            self._is_finished = True
             return [HEADER.pack(_GOODBYE, 0, 0, 0, 0, 0, 0, 0)]
         return []
 

@@ -26,19 +26,29 @@ def rows(count: int, width: int = 64) -> np.ndarray:
     return np.random.default_rng(count).standard_normal((count, width)).astype(np.float32)
 
 
+@cache
+def kept_engine(start: int, stop: int) -> CpuEngine:
+    return shard_of(checkpoint(), start, stop)
+
+
 @pytest.fixture
 def engine() -> Iterator[CpuEngine]:
-    engine = shard_of(checkpoint())
-    yield engine
-    engine.close()
+    yield kept_engine(0, 3)
+    close_sessions(kept_engine(0, 3))
 
 
 @pytest.fixture
 def middle() -> Iterator[CpuEngine]:
     """A shard with neither end of the model."""
-    engine = shard_of(checkpoint(), 1, 2)
-    yield engine
-    engine.close()
+    yield kept_engine(1, 2)
+    close_sessions(kept_engine(1, 2))
+
+
+def close_sessions(engine: CpuEngine) -> None:
+    """Whatever a test left open; the next one starts with nothing reserved."""
+    for session in list(engine._sessions):
+        engine.close_session(session)
+    assert (engine.kv.used_bytes, engine.kv.reserved_bytes) == (0, 0)
 
 
 def state_of(engine: CpuEngine, *sessions: int) -> tuple[object, ...]:

@@ -276,6 +276,24 @@ def test_both_close_at_once(net: Net) -> None:
     run_test(main())
 
 
+def test_close_while_the_other_side_sends_bulk(net: Net) -> None:
+    async def main() -> None:
+        ends = await connect(net)
+        ends.link.send(step(9))
+        await ends.accepter.until_count(1)
+        for session in range(5):
+            ends.there.send(step(session), bytes(5 * MIB))
+        await ends.dialer.until_count(1)
+        ends.link.send(step(9, 1), b"last words")
+        ends.link.close()
+        await ends.accepter.until(lambda recorder: bool(recorder.lost))
+        assert ends.accepter.messages == [step(9), step(9, 1)]
+        assert ends.accepter.lost == ["closed by the other side"]
+        ends.listener.close()
+
+    run_test(main())
+
+
 def test_closed_listener_accepts_no_more_and_keeps_its_links(net: Net) -> None:
     async def main() -> None:
         ends = await connect(net, echo)

@@ -68,7 +68,9 @@ def test_what_comes_out_is_always_a_pipeline(seed: int) -> None:
     edges = [0, *sorted(draw.sample(range(1, LAYERS), draw.randint(1, 4))), LAYERS]
     whole = [placed(n, lo, hi - 1) for n, (lo, hi) in enumerate(itertools.pairwise(edges), start=1)]
     kept = [p if draw.random() < 0.6 else None for p in whole]
-    offers = [candidate(50 + n, lo, draw.randint(lo, LAYERS - 1)) for n, lo in enumerate(draw.choices(range(LAYERS), k=8))]
+    offers = [
+        candidate(50 + n, lo, draw.randint(lo, LAYERS - 1)) for n, lo in enumerate(draw.choices(range(LAYERS), k=8))
+    ]
     groups = replace_gaps(kept, [*offers, candidate(99, 0, 15, 9)], frozenset(), LAYERS)
     assert groups is not None
     assert len(groups) == len(kept)
@@ -79,14 +81,18 @@ def test_what_comes_out_is_always_a_pipeline(seed: int) -> None:
 # ---------------------------------------------------------------- the store
 
 
-def info(lo: int, hi: int, *, weights: str = "a" * 64, arithmetic: int = 1, depth: int = 0, spare: bool = False) -> ShardInfo:
+def info(
+    lo: int, hi: int, *, weights: str = "a" * 64, arithmetic: int = 1, depth: int = 0, spare: bool = False
+) -> ShardInfo:
     return ShardInfo("m", weights, arithmetic, LAYERS, stage(lo, hi), True, 16, 0, depth, 10, spare)
 
 
 def store_of(*offers: tuple[int, ShardInfo], own: int | None = None) -> ShardStore:
     store = ShardStore()
     for number, shard in offers:
-        store.put(node(number), f"node:{number}", Described(0, node(number), "1", (shard,), 1, (2,)), is_own=number == own)
+        store.put(
+            node(number), f"node:{number}", Described(0, node(number), "1", (shard,), 1, (2,)), is_own=number == own
+        )
     return store
 
 
@@ -99,7 +105,9 @@ def test_only_shards_of_exactly_this_model_are_candidates() -> None:
 def test_weights_mismatch_is_said_so() -> None:
     """HearthNet §8.1: pipeline construction with a weights mismatch → weights_mismatch."""
     store = store_of((1, info(0, 15, weights="b" * 64)))
-    assert store.explain_gap("m", "a" * 64, LAYERS).startswith("weights_mismatch: nobody holds m with weights aaaaaaaaaaaa")
+    assert store.explain_gap("m", "a" * 64, LAYERS).startswith(
+        "weights_mismatch: nobody holds m with weights aaaaaaaaaaaa"
+    )
 
 
 def test_missing_layers_are_named() -> None:
@@ -142,7 +150,9 @@ def own(*stages: Stage) -> list[Placed]:
         ((Stage(0, 16, True),), [(0, 0, 15), (9, 16, 15)]),
     ],
 )
-def test_others_cover_what_lies_between_ones_own_ends(mine: tuple[Stage, ...], expected: list[tuple[int, int, int]]) -> None:
+def test_others_cover_what_lies_between_ones_own_ends(
+    mine: tuple[Stage, ...], expected: list[tuple[int, int, int]]
+) -> None:
     cover = cover_around([candidate(9, 0, 15)], own(*mine), LAYERS)
     assert cover is not None
     assert [(p.node[0], p.stage.start, p.stage.stop - 1) for p in cover] == expected

@@ -154,6 +154,16 @@ def test_an_open_that_comes_after_its_close_does_not_bring_the_session_back() ->
     assert (bench.sent, bench.work, bench.core.session_count) == ([], [], 0)
 
 
+def test_a_late_copy_of_a_refused_open_is_not_taken_when_there_is_room_again() -> None:
+    bench = CoreBench(MIDDLE, max_concurrent_streams=1)
+    bench.open(1)
+    bench.tell(HEAD, opening(MIDDLE, 2))
+    assert [type(m) for m in bench.messages] == [Refused]
+    bench.tell(HEAD, Close(S))
+    bench.tell(HEAD, opening(MIDDLE, 2))
+    assert (bench.sent, bench.work, bench.core.session_count) == ([], [], 0)
+
+
 def test_another_head_cannot_take_over_an_open_session() -> None:
     bench = CoreBench(MIDDLE)
     bench.open()

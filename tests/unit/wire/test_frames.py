@@ -290,6 +290,19 @@ def test_goodbye_comes_after_everything_and_ends_it() -> None:
         receiver.receive(header(Kind.CREDIT, value=1))
 
 
+def test_no_credit_is_sent_after_goodbye() -> None:
+    sender, receiver = Channel(), Channel()
+    receiver.writer.finish()
+    goodbye = all_bytes(receiver.writer)
+    sender.send(step(1), bytes(MIB))
+    for received in receiver.receive(all_bytes(sender.writer)):
+        receiver.consumed(received)
+    assert not receiver.writer.has_frames
+    assert all_bytes(receiver.writer) == b""
+    sender.receive(goodbye)
+    assert sender.is_ended
+
+
 @pytest.mark.parametrize("size", [1, 23, 24, 60])
 def test_nothing_may_follow_goodbye(size: int) -> None:
     writer = FrameWriter()

@@ -1,0 +1,423 @@
+"""The parts of a simulated swarm, in one thread on a fake clock: the real deciding code of heads and shards, a network whose links
+delay, hold back and lose what they carry, and workers that hash. What happens to them is decided elsewhere.
+"""
+
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from potluck.orchestrator.frames import StreamFrame, TokenDelta
+from potluck.orchestrator.generation import Generation
+from potluck.shard.core import ShardCore, ShardSettings
+from potluck.testing.hash_model import HashSession, row_bytes, run_item
+from potluck.wire.effects import SendTo
+from potluck.wire.messages import Message, Stage
+from potluck.wire.work import (
+    BatchDone,
+    CloseSession,
+    FromWorker,
+    Load,
+    Loaded,
+    OpenSession,
+    RunBatch,
+    SessionOpened,
+    ToWorker,
+    TruncateSession,
+    Unload,
+)
+
+MODEL, WEIGHTS, ARITHMETIC = "hash", "0" * 64, 1
+
+
+class Clock:
+    """Time that passes only from one event to the next."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+
+    def at(self, when_s: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (max(when_s, self.now_s), next(self._order), action))
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        self.at(self.now_s + delay_s, action)
+
+    def run(self, is_done: Callable[[], bool], limit_s: float) -> bool:
+        """Until `is_done`, or nothing is left, or `limit_s` has passed. Whether it was done."""
+        while self._events and not is_done():
+            when, _, action = heapq.heappop(self._events)
+            if when > limit_s:
+                return False
+            self.now_s = when
+            action()
+        return is_done()
+
+
+class Sleeper:
+    """Does things in the order in which they came, but none while it is frozen."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._todo: deque[Callable[[], None]] = deque()
+        self.frozen_until_s = 0.0
+
+    @property
+    def is_frozen(self) -> bool:
+        return self._clock.now_s < self.frozen_until_s
+
+    def do(self, action: Callable[[], None]) -> None:
+        self._todo.append(action)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self.is_frozen:
+            self._clock.at(self.frozen_until_s, self._wake)
+            return
+        while self._todo and not self.is_frozen:
+            self._todo.popleft()()
+
+
+class SimWorker:
+    """Hash sessions behind the worker protocol; computing takes simulated time."""
+
+    def __init__(self, clock: Clock, tell: Callable[[FromWorker, bytes], None], speed: float) -> None:
+        self._clock, self._tell, self._speed = clock, tell, speed
+        self.sessions: dict[bytes, HashSession] = {}
+        self.is_alive = True
+        self.sleeper = Sleeper(clock)
+        self.sign_of_life_s = 0.0
+        self._free_at_s = 0.0
+
+    def do(self, message: ToWorker, body: bytes) -> None:
+        """In order, each after what came before it."""
+        tokens = sum(item.count for item in message.items) if isinstance(message, RunBatch) else 0
+        cost = 0.05 if isinstance(message, Load) else self._speed * (1 + 0.1 * tokens) if tokens else 0.0
+        self._free_at_s = max(self._free_at_s, self._clock.now_s) + cost
+        self._clock.at(self._free_at_s, lambda: self.sleeper.do(lambda: self._finish(message, body)))
+
+    def _finish(self, message: ToWorker, body: bytes) -> None:
+        if not self.is_alive:
+            return
+        self.sign_of_life_s = self._clock.now_s
+        answer = self._answer(message, body)
+        if answer is not None:
+            self._tell(*answer)
+
+    def _answer(self, message: ToWorker, body: bytes) -> tuple[FromWorker, bytes] | None:
+        if isinstance(message, Load):
+            return Loaded(message.stage, 0, 0, int(self._speed * 1e6)), b""
+        if isinstance(message, OpenSession):
+            self.sessions[message.session] = HashSession(message.stage, message.boundaries, message.sampler)
+            return SessionOpened(message.session), b""
+        if isinstance(message, TruncateSession):
+            if message.session in self.sessions:
+                self.sessions[message.session].truncate(message.length, message.sampler)
+        elif isinstance(message, CloseSession):
+            self.sessions.pop(message.session, None)
+        elif isinstance(message, RunBatch):
+            return self._batch(message, body)
+        return None
+
+    def _batch(self, message: RunBatch, body: bytes) -> tuple[FromWorker, bytes]:
+        outputs, bodies, offset = [], [], 0
+        for item in message.items:
+            output, row = run_item(self.sessions[item.session], item, body[offset : offset + item.size_bytes])
+            offset += item.size_bytes
+            outputs.append(output)
+            bodies.append(row)
+        return BatchDone(message.batch, tuple(outputs), 100), b"".join(bodies)
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """What one simulated node serves. `core` may be a broken variant, to see whether a run notices."""
+
+    node: bytes
+    stage: Stage
+    layers: int
+    speed_s: float
+    outbox_bytes: int = 1 << 20
+    streams: int = 16
+    is_loaded: bool = True
+    eviction_idle_s: float = 600.0
+    core: type[ShardCore] = ShardCore
+
+
+class SimShard:
+    """A node that serves one shard: core, worker, and what can happen to them."""
+
+    def __init__(self, world: "World", plan: ShardPlan) -> None:
+        self.world, self.plan, self.node, self.stage, self.speed = world, plan, plan.node, plan.stage, plan.speed_s
+        settings = ShardSettings(
+            model=MODEL, weights_sha256=WEIGHTS, arithmetic=ARITHMETIC, layer_count=plan.layers, hidden_size=1, stage=plan.stage,
+            max_concurrent_streams=plan.streams, outbox_budget_bytes=plan.outbox_bytes, replay_rows=8,
+            eviction_idle_s=plan.eviction_idle_s,
+        )  # fmt: skip
+        self.core = plan.core(plan.node, settings, row_bytes)
+        self.worker: SimWorker | None = None
+        self.is_alive = True
+        self.sleeper = Sleeper(world.clock)
+        if plan.is_loaded:
+            self.core.load()
+        self.carry_out()
+
+    def __repr__(self) -> str:
+        return f"<SimShard {int.from_bytes(self.node, 'big')} {self.core!r}>"
+
+    @property
+    def leftovers(self) -> str:
+        """What it still keeps; empty where it is as if nothing had been."""
+        if not self.is_alive:
+            return ""
+        if self.core.session_count or self.core.outbox_bytes or self.core.state.queue_depth:
+            return f"{self.core!r}, {self.core.outbox_bytes} outbox bytes, {self.core.state}"
+        if self.worker is not None and self.worker.sessions:
+            return f"KV of {len(self.worker.sessions)} sessions"
+        return ""
+
+    def _start_worker(self) -> None:
+        if not self.is_alive or self.worker is not None:
+            return
+        worker = SimWorker(self.world.clock, lambda message, body: self._heard(worker, message, body), self.speed)
+        worker.sign_of_life_s = self.world.clock.now_s
+        self.worker = worker
+        worker.do(Load(self.stage), b"")
+
+    def _heard(self, worker: SimWorker, message: FromWorker, body: bytes) -> None:
+        def act() -> None:
+            if self.is_alive and self.worker is worker:
+                self.core.on_worker_message(message, body, self.world.clock.now_s)
+                self.carry_out()
+
+        self.sleeper.do(act)
+
+    def receive(self, sender: bytes, message: Message, body: bytes) -> None:
+        def act() -> None:
+            if self.is_alive:
+                self.core.on_message(sender, message, body, self.world.clock.now_s, self._worker_idle_us())
+                self.carry_out()
+
+        self.sleeper.do(act)
+
+    def _worker_idle_us(self) -> int:
+        """Pings go out while work is owed; a live worker answers them at once."""
+        worker = self.worker
+        if worker is None or not self.core.is_working:
+            return 0
+        silent_s = self.world.clock.now_s - worker.sign_of_life_s
+        return int(silent_s * 1e6) if worker.sleeper.is_frozen else 0
+
+    def lost(self, node: bytes) -> None:
+        def act() -> None:
+            if self.is_alive:
+                self.core.on_node_lost(node, self.world.clock.now_s)
+                self.carry_out()
+
+        self.sleeper.do(act)
+
+    def carry_out(self) -> None:
+        for effect in self.core.take_effects():
+            if isinstance(effect, SendTo):
+                self.world.send(self.node, effect)
+            elif isinstance(effect.message, Load):
+                self._start_worker()
+            elif isinstance(effect.message, Unload):
+                self._retire_worker()
+            elif self.worker is not None:
+                self.worker.do(effect.message, effect.body)
+
+    def _retire_worker(self) -> None:
+        if self.worker is not None:
+            self.worker.is_alive = False
+        self.worker = None
+
+    def keep_house(self) -> None:
+        """What a node does every few seconds."""
+
+        def act() -> None:
+            if self.is_alive:
+                self.core.evict_if_idle(self.world.clock.now_s)
+                self.carry_out()
+
+        self.sleeper.do(act)
+
+    def kill(self) -> None:
+        if not self.is_alive:
+            return
+        self.is_alive = False
+        self._retire_worker()
+        self.world.gone(self.node)
+
+    def kill_worker(self) -> None:
+        if not self.is_alive or self.worker is None:
+            return
+        self._retire_worker()
+
+        def act() -> None:
+            if self.is_alive:
+                self.core.on_worker_lost("killed")
+                self.carry_out()
+                self.world.clock.after(0.2, self._start_worker)
+
+        self.sleeper.do(act)
+
+
+@dataclass
+class SimHead:
+    """A generation and its reader, who may be slow, and may stop reading for a while."""
+
+    world: "World"
+    node: bytes
+    generation: Generation
+    expected: list[int]
+    reads_after_s: float = 0.0
+    pauses_at_s: float = float("inf")
+    pause_s: float = 0.0
+    ended_s: float | None = None
+    frames: list[StreamFrame] = field(default_factory=list)
+    _wakes_at_s: float = float("inf")
+
+    def start(self) -> None:
+        self.generation.start(self.world.clock.now_s)
+        self.carry_out()
+
+    def receive(self, sender: bytes, message: Message, body: bytes) -> None:
+        self.generation.on_message(sender, message, self.world.clock.now_s)
+        self.carry_out()
+
+    def lost(self, node: bytes) -> None:
+        self.generation.on_lost(node, "reset", self.world.clock.now_s)
+        self.carry_out()
+
+    def carry_out(self) -> None:
+        for effect in self.generation.take_effects():
+            self.world.send(self.node, effect)
+        new = self.generation.take_frames()
+        self.frames += new
+        count = sum(isinstance(frame, TokenDelta) for frame in new)
+        if count:
+            self.world.clock.after(self._reading_s() * count, lambda: self._read(count))
+        if self.generation.is_ended and self.ended_s is None:
+            self.ended_s = self.world.clock.now_s
+            self.world.on_ended(self)
+        self._schedule()
+
+    def _reading_s(self) -> float:
+        if self.world.clock.now_s < self.pauses_at_s:
+            return self.reads_after_s
+        pause, self.pauses_at_s = self.pause_s, float("inf")
+        return pause
+
+    def returned(self, node: bytes) -> None:
+        self.generation.on_returned(node, self.world.clock.now_s)
+        self.carry_out()
+
+    def cancel(self) -> None:
+        self.generation.cancel()
+        self.carry_out()
+
+    def _read(self, count: int) -> None:
+        self.generation.consumed(count, self.world.clock.now_s)
+        self.carry_out()
+
+    def _schedule(self) -> None:
+        if self.generation.is_ended:
+            return
+        wake = max(self.generation.next_wake_s(), self.world.clock.now_s + 0.001)
+        if wake < self._wakes_at_s or self._wakes_at_s <= self.world.clock.now_s:
+            self._wakes_at_s = wake
+            self.world.clock.at(wake, self._wake)
+
+    def _wake(self) -> None:
+        self._wakes_at_s = float("inf")
+        self.generation.on_time(self.world.clock.now_s)
+        self.carry_out()
+
+
+class World:
+    """Nodes and the links between them. A link keeps the order of what it carries, unless the seed says that a frame is doubled."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.clock = Clock()
+        self.shards: dict[bytes, SimShard] = {}
+        self.heads: dict[bytes, SimHead] = {}
+        self.delay_s = 0.0005
+        self.doubles = 0.0
+        self.doubled_after_s = 0.3
+        self.on_ended: Callable[[SimHead], None] = lambda head: None
+        self.tell: Callable[[str], None] | None = None  # for a look at what happens
+        self._arrival_s: dict[tuple[bytes, bytes], float] = {}
+        self._slow: dict[tuple[bytes, bytes], float] = {}
+        self._cut: dict[frozenset[bytes], float] = {}
+        self._breaks: dict[frozenset[bytes], int] = {}
+
+    def send(self, sender: bytes, effect: SendTo) -> None:
+        target = self.shards.get(effect.node) or self.heads.get(effect.node)
+        pair, link = (sender, effect.node), frozenset((sender, effect.node))
+        if self.tell is not None:
+            self.tell(f"{_name(sender)} → {_name(effect.node)}: {str(effect.message)[:160]}")
+        if target is None or (isinstance(target, SimShard) and not target.is_alive):
+            self.clock.after(self.delay_s, lambda: self._tell_lost(sender, effect.node))
+            return
+        arrival = self.clock.now_s + self.delay_s * self.random.uniform(0.5, 2.0) + self._slow.get(pair, 0.0)
+        arrival = max(arrival, self._cut.get(link, 0.0), self._arrival_s.get(pair, 0.0))
+        self._arrival_s[pair] = arrival
+        number = self._breaks.get(link, 0)
+
+        def arrive() -> None:
+            if self._breaks.get(link, 0) == number:  # what was under way when a link broke is lost
+                target.receive(sender, effect.message, effect.body)
+
+        self.clock.at(arrival, arrive)
+        if self.random.random() < self.doubles:
+            self.clock.at(arrival + self.random.uniform(0.0, self.doubled_after_s), arrive)
+
+    def _tell_lost(self, node: bytes, lost: bytes) -> None:
+        party = self.shards.get(node) or self.heads.get(node)
+        if party is not None:
+            party.lost(lost)
+
+    def gone(self, node: bytes) -> None:
+        """The system closes a dead process's connections: everybody learns within a millisecond."""
+        for other in [*self.shards, *self.heads]:
+            if other != node:
+                self.clock.after(self.delay_s, lambda other=other: self._tell_lost(other, node))  # type: ignore[misc]
+
+    def restart(self, node: bytes) -> None:
+        """A dead node comes back with the same key and nothing else; heads reach it again."""
+        if self.shards[node].is_alive:
+            return
+        self.shards[node] = SimShard(self, self.shards[node].plan)
+        for head in self.heads.values():
+            head.returned(node)
+
+    def break_link(self, a: bytes, b: bytes) -> None:
+        """Both sides learn of it, each as soon as it can; what was under way is lost."""
+        link = frozenset((a, b))
+        self._breaks[link] = self._breaks.get(link, 0) + 1
+        self._tell_lost(a, b)
+        self._tell_lost(b, a)
+
+    def cut_link(self, a: bytes, b: bytes, seconds: float) -> None:
+        """Nothing arrives until it heals; what was sent arrives late."""
+        self._cut[frozenset((a, b))] = self.clock.now_s + seconds
+
+    def slow_link(self, a: bytes, b: bytes, seconds: float) -> None:
+        self._slow[a, b] = seconds
+
+    def was_in_touch(self, a: bytes, b: bytes, since_s: float) -> bool:
+        """Whether what was sent after `since_s` met no cut and no slow link."""
+        return self._cut.get(frozenset((a, b)), 0.0) <= since_s and self._arrival_s.get((a, b), 0.0) <= since_s + 0.5
+
+
+def node_id(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def _name(node: bytes) -> str:
+    return str(int.from_bytes(node, "big"))

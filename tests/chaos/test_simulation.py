@@ -1,0 +1,156 @@
+"""Seeds of the simulation: texts identical, nothing left behind. And the other way round: broken code does not get through.
+
+5,000 seeds here, 100,000 with POTLUCK_LONG=1. A seed that fails is printed with the command that repeats it.
+"""
+
+import concurrent.futures
+import multiprocessing
+import os
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from potluck.orchestrator.generation import Generation
+from potluck.shard.core import ShardCore
+from potluck.shard.sessions import ShardSession
+from potluck.testing.simulation import Outcome, Parts, repeat_command, run_seed, run_seeds
+from potluck.wire.effects import SendTo
+from potluck.wire.messages import Result, Sampler, Step
+
+SEEDS = 100_000 if os.environ.get("POTLUCK_LONG") else 5_000
+PROCESSES = min(2, os.cpu_count() or 1)
+CHUNK = 100
+
+
+def outcomes(seeds: int) -> Iterator[Outcome]:
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(PROCESSES, context) as pool:
+        for done in pool.map(run_seeds, [range(first, first + CHUNK) for first in range(0, seeds, CHUNK)]):
+            yield from done
+
+
+def test_every_text_is_the_undisturbed_one_and_nothing_is_left_behind() -> None:
+    bad: list[str] = []
+    failovers = faults = 0
+    longest_s = 0.0
+    for outcome in outcomes(SEEDS):
+        failovers += outcome.failovers
+        faults += len(outcome.faults)
+        longest_s = max(longest_s, outcome.longest_pause_s)
+        if outcome.problem:
+            bad.append(f"{repeat_command(outcome.seed)}  # {outcome.problem[:300]} ({', '.join(outcome.faults)})")
+    print(f"\n{SEEDS} seeds, {faults} faults, {failovers} failovers, longest pause {longest_s:.1f} s simulated")
+    assert not bad, "\n".join(bad[:10])
+    assert failovers > SEEDS // 4  # it did go wrong, often enough
+
+
+def test_a_seed_repeats_itself() -> None:
+    for seed in range(20):
+        told: list[list[str]] = [[], []]
+        first, second = (run_seed(seed, tell=lines.append) for lines in told)
+        assert first == second
+        assert told[0] == told[1]
+
+
+# ---------------------------------------------------------------- the simulation can fail
+
+
+class IgnoresEpochs(ShardCore):
+    """Takes a zombie's late frames for the present ones."""
+
+    def _on_step(self, sender: bytes, session: ShardSession, step: Step, body: bytes, now_s: float) -> None:
+        super()._on_step(sender, session, msgspec.structs.replace(step, epoch=session.epoch), body, now_s)
+
+
+class IgnoresPositions(ShardCore):
+    """Takes every step for the next one."""
+
+    def _on_step(self, sender: bytes, session: ShardSession, step: Step, body: bytes, now_s: float) -> None:
+        super()._on_step(sender, session, msgspec.structs.replace(step, position=session.length_in), body, now_s)
+
+
+class ForgetsToTruncate(ShardCore):
+    """Keeps what the head never saw: what it answers at a rewire is what the head hoped for."""
+
+    def _cut(self, session: ShardSession, length: int, sampler: object) -> None:
+        super()._cut(session, length, sampler)
+        session.length_in = session.length_out = length
+        self._effects.pop()
+
+
+class NeverFreesTheWorker(ShardCore):
+    def _drop(self, session: ShardSession, now_s: float) -> None:
+        super()._drop(session, now_s)
+        if self._effects:
+            self._effects.pop()
+
+
+class KeepsTheOutbox(ShardCore):
+    """Replays what belongs to a past that was cut off."""
+
+    def _cut(self, session: ShardSession, length: int, sampler: object) -> None:
+        kept, self._outbox.truncate = self._outbox.truncate, lambda *_: None  # type: ignore[method-assign]
+        super()._cut(session, length, sampler)
+        self._outbox.truncate = kept  # type: ignore[method-assign]
+
+
+class ResumesOneTooLate(Generation):
+    def _send_tokens(self, start: int, stop: int, *, chooses: bool) -> None:
+        super()._send_tokens(start, stop, chooses=chooses)
+        last = self._effects[-1]
+        if self.epoch and start == self._confirmed and isinstance(last.message, Step):
+            late = msgspec.structs.replace(last.message, position=start + 1)
+            self._effects[-1] = SendTo(last.node, last.address, late, last.body)
+
+
+class ForgetsWhatWasSaid(Generation):
+    """A new sampling shard gets the prompt, and not what was generated since."""
+
+    def _sampler(self) -> Sampler:
+        return msgspec.structs.replace(super()._sampler(), history=self.request.prompt)
+
+
+class BelievesEveryResult(Generation):
+    """Takes a token twice where it comes twice."""
+
+    def _is_next(self, message: Result) -> bool:
+        return True
+
+
+class NeverCloses(Generation):
+    def _end(self, frame: object) -> None:
+        before = len(self._effects)
+        super()._end(frame)  # type: ignore[arg-type]
+        del self._effects[before:]
+
+
+class NeverReplays(Generation):
+    """Marks new stages as fed without feeding them."""
+
+    def _feed(self, feed: object) -> None:
+        return
+
+
+MUTANTS = [
+    Parts(core=IgnoresEpochs), Parts(core=IgnoresPositions), Parts(core=ForgetsToTruncate), Parts(core=NeverFreesTheWorker),
+    Parts(core=KeepsTheOutbox), Parts(generation=ResumesOneTooLate), Parts(generation=ForgetsWhatWasSaid),
+    Parts(generation=BelievesEveryResult), Parts(generation=NeverCloses), Parts(generation=NeverReplays),
+]  # fmt: skip
+
+
+def name_of(parts: Parts) -> str:
+    return parts.core.__name__ if parts.core is not ShardCore else parts.generation.__name__
+
+
+@pytest.mark.parametrize("parts", MUTANTS, ids=name_of)
+def test_broken_code_is_found_within_a_few_hundred_seeds(parts: Parts) -> None:
+    for seed in range(600):
+        try:
+            problem = run_seed(seed, parts=parts).problem
+        except Exception as error:  # a mutant may also break what the code relies on
+            problem = repr(error)
+        if problem:
+            print(f"\n{name_of(parts)}: seed {seed}: {problem[:120]}")
+            return
+    pytest.fail(f"{name_of(parts)} got through 600 seeds")
