@@ -21,3 +21,9 @@ def smollm2_path() -> Path:
     except ModelNotFound:
         Puller(store).pull(DEFAULT_MODEL_ID)
         return store.path(DEFAULT_MODEL_ID)
+
+
+@pytest.fixture(scope="session")
+def models_home(smollm2_path: Path) -> Path:
+    """What POTLUCK_HOME is for nodes in tests: the default model is in its store, and kernels compiled once stay there."""
+    return smollm2_path.parents[2]

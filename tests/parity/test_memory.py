@@ -66,6 +66,5 @@ def test_weights_are_held_once(large_path: Path, warm_large_folder: Path) -> Non
     assert grown <= 1.2 * (large["tensor_bytes"] - small["tensor_bytes"])
 
 
-@pytest.mark.xfail(strict=True, reason="bug: pages of the file that were read to be packed stay resident")
 def test_packing_for_the_first_time_needs_no_more(large_path: Path, tmp_path: Path) -> None:
     assert_within_limit(report_of(large_path, tmp_path, (0, 8)))

@@ -42,6 +42,9 @@ class MemoryCheckpoint:
     def read(self, name: str) -> memoryview:
         return memoryview(self._data[name])
 
+    def forget(self, name: str) -> None:
+        """Nothing is mapped here."""
+
     def close(self) -> None:
         pass
 

@@ -1,5 +1,6 @@
 """`potluck bench …`: measures this machine and prints what it found beside what was promised. `bench` does the work."""
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from potluck.weights.catalogue import DEFAULT_MODEL_ID
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from potluck.bench.chaos import ChaosReport
     from potluck.bench.own_engine import ModelFile
     from potluck.bench.report import EngineReport, Line
 
@@ -103,6 +105,47 @@ def pipeline(
         format_table(header, [tuple(f"{v:.3g}" for v in msgspec.structs.astuple(hop)) for hop in report.hops], range(7))
     )
     return None
+
+
+@app.command("chaos")
+def chaos(
+    kills: Annotated[int, typer.Option("--kills", min=1, max=100_000, help="How many answers to disturb.")] = 30,
+    model: Annotated[str, typer.Option("--model", metavar="ID", help="A stored model.")] = DEFAULT_MODEL_ID,
+    seed: Annotated[int, typer.Option("--seed", help="Draws the same blows again.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Kill and stop shards in the middle of answers: is every text the undisturbed one, and how long are the pauses?"""
+    from potluck.bench.chaos import ChaosSettings, bench_chaos
+
+    signal.signal(signal.SIGTERM, _interrupt)  # the nodes are ended on the way out, as after Ctrl-C
+    entry = open_store().find(model)
+    settings = ChaosSettings(model=entry.id, layer_count=entry.layer_count, kills=kills, seed=seed)
+    report = bench_chaos(settings, _ignore if as_json else notice)
+    if as_json:
+        print_json(report)
+    else:
+        print_chaos(report)
+    if report.identical != report.kills:
+        raise typer.Exit(EXIT_FAILURE)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def print_chaos(report: "ChaosReport") -> None:
+    rows = [
+        (each.kind, str(each.runs), str(each.identical), f"{each.pause_p50_ms:.0f}", f"{each.pause_max_ms:.0f}")
+        for each in report.kinds
+    ]
+    print(format_table(("WHAT", "RUNS", "IDENTICAL", "PAUSE P50 MS", "MAX MS"), rows, range(1, 5)))
+    print(
+        f"\n{report.identical} of {report.kills} disturbed answers identical to the undisturbed one ({report.signals} signals, "
+        f"{report.failovers} failovers); pause p50 {report.pause_p50_ms:.0f} ms, p95 {report.pause_p95_ms:.0f} ms, "
+        f"max {report.pause_max_ms:.0f} ms"
+    )
+    for each in report.mismatches:
+        notice(f"DIFFERENT: {each}")
 
 
 def _ignore(_: str) -> None:

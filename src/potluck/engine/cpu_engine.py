@@ -158,10 +158,7 @@ class CpuEngine:
 
     def open(self, positions: int, layers: LayerRange | None = None) -> int:
         """Reserves KV for `positions` in `layers` (all of the shard's by default); refuses at once where there is no room."""
-        if positions > self.facts.context_length:
-            raise ContextLengthExceeded(
-                f"{positions} positions are more than this model's context of {self.facts.context_length}"
-            )
+        self._require_context(positions)
         part = layers if layers is not None else self.settings.layers
         if part is not None:
             self._require_own(part)
@@ -169,8 +166,15 @@ class CpuEngine:
 
     def fork(self, session: int, positions: int) -> int:
         """A session that continues from all of `session`'s positions, sharing their KV."""
+        self._require_context(positions)
         parent = self._session(session)
         return self._register(_Session(parent.layers, self.kv.fork(parent.kv, positions)))
+
+    def _require_context(self, positions: int) -> None:
+        if positions > self.facts.context_length:
+            raise ContextLengthExceeded(
+                f"{positions} positions are more than this model's context of {self.facts.context_length}"
+            )
 
     def truncate(self, session: int, length: int) -> None:
         self.kv.truncate(self._session(session).kv, length)
@@ -283,6 +287,7 @@ class CpuEngine:
             raise ContextLengthExceeded(
                 f"position {step.position + step.count - 1} is past {self.facts.context_length}"
             )
+        self.kv.require_room(session.kv, step.count)
         self._check_input(step, session)
         if step.logits and (self._head is None or not self._ends_with(session)):
             raise BadRequest("this shard does not own the output head")

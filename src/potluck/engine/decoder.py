@@ -89,7 +89,9 @@ class Decoder:
         self._normed = Activations(max_rows, facts.hidden_size, is_quantised=quantised["normed"])
         self._attended = Activations(max_rows, heads_width, is_quantised=quantised["attended"])
         self._activated = Activations(max_rows, facts.feed_forward_size, is_quantised=quantised["activated"])
-        self._attention_scratch = aligned_floats(MAX_CHUNKS, at.scratch_floats(facts.head_size, kv.padded_head))
+        self._tile_capacity = at.tile_capacity(facts.head_count // facts.kv_head_count)
+        scratch = at.scratch_floats(facts.head_size, kv.padded_head, self._tile_capacity)
+        self._attention_scratch = aligned_floats(MAX_CHUNKS, scratch)
         self.slot_floats = -(-(2 + kv.padded_head) // 16) * 16
         self._slots = aligned_floats(max_rows * facts.head_count, self.slot_floats)
         self._tables: dict[Rotary, RotaryTable] = {}
@@ -205,6 +207,7 @@ class Decoder:
         words[at.SCRATCH_BYTES] = self._attention_scratch.shape[1] * 4
         words[at.SLOTS], words[at.SLOT_FLOATS] = int(self._slots.ctypes.data), self.slot_floats
         words[at.TARGET] = self._attended.address
+        words[at.TILE_CAPACITY] = self._tile_capacity
         return words
 
     def _add_feed_forward(self, program: Program, weights: LayerWeights) -> None:

@@ -107,9 +107,9 @@ class KvCache:
     def fork(self, parent: KvSession, positions: int) -> KvSession:
         """A session that starts with all of the parent's positions and has room for `positions` in all."""
         child = self.open(max(positions, parent.length, 1), parent.layers)
-        for page in parent.pages:
+        child.pages = parent.pages[: -(-parent.length // PAGE_POSITIONS)]
+        for page in child.pages:
             page.users += 1
-        child.pages = list(parent.pages)
         child.addresses[: len(child.pages)] = [page.address for page in child.pages]
         child.length = parent.length
         return child
@@ -128,14 +128,21 @@ class KvCache:
 
     def extend(self, session: KvSession, count: int) -> None:
         """Makes the next `count` positions writable: missing pages appear, shared ones are copied."""
+        self.require_room(session, count)
+        needed = -(-(session.length + count) // PAGE_POSITIONS)
+        self._own_pages(session, session.length // PAGE_POSITIONS, needed)
+
+    def require_room(self, session: KvSession, count: int) -> None:
+        """Raises OutOfKvMemory where the next `count` positions are more than were reserved."""
         end = session.length + count
-        needed = -(-end // PAGE_POSITIONS)
-        if needed > session.reserved_pages:
+        if -(-end // PAGE_POSITIONS) > session.reserved_pages:
             raise OutOfKvMemory(
                 f"position {end - 1} is past the {session.reserved_pages * PAGE_POSITIONS} that were reserved"
             )
-        first = session.length // PAGE_POSITIONS
-        for index in range(first, needed):
+
+    def _own_pages(self, session: KvSession, first: int, stop: int) -> None:
+        """Pages first … stop - 1 exist and are this session's alone."""
+        for index in range(first, stop):
             if index == len(session.pages):
                 self._put(session, index, KvPage(session.page_bytes))
             elif session.pages[index].users > 1:
@@ -190,6 +197,7 @@ class KvCache:
         if session.length == 0:
             self.extend(session, count)
             session.length = count
+        self._own_pages(session, 0, -(-count // PAGE_POSITIONS))
         for number, page in enumerate(session.pages):
             self._fill(page, first, last, keys[:, number * PAGE_POSITIONS :], values[:, number * PAGE_POSITIONS :])
 

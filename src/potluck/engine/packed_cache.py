@@ -127,6 +127,7 @@ class PackedCache:
             for slab in pack_slabs(checkpoint.read(place.name), place.format, place.rows, place.columns):
                 memory[at : at + len(slab)] = slab
                 at += len(slab)
+            checkpoint.forget(place.name)
         return memory
 
 
@@ -140,6 +141,7 @@ def _write(path: Path, checkpoint: Checkpoint, header: _Header) -> None:
                 file.seek(place.offset)
                 for slab in pack_slabs(checkpoint.read(place.name), place.format, place.rows, place.columns):
                     file.write(slab)
+                checkpoint.forget(place.name)
             file.truncate(header.total_bytes)
             file.flush()
             os.fsync(file.fileno())

@@ -73,6 +73,7 @@ class Governor:
     _FORGET = 0.25  # weight of the newest run in an average
     _TRIALS = 3  # runs with another number before it is judged
     _LOOK_S, _BLIND_LOOK_S = 0.5, 8.0  # between looks at the machine; between trials where it does not tell
+    _FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024  # runs between trials that changed nothing
 
     def __init__(self, threads: int, idle_cores: Callable[[], float | None], clock: Callable[[], float]) -> None:
         self.choices = sorted({threads, max(1, threads // 2), 1}, reverse=True)
@@ -84,10 +85,10 @@ class Governor:
         if len(self.choices) == 1:
             return self.choices[0]
         known = self._sizes.setdefault(size, _Experience(self.choices[0]))
-        if known.chosen == self.choices[0]:
+        if known.chosen == self.choices[0] and not known.on_trial:
             if not known.is_troubled(self):
                 return known.chosen
-            known.on_trial = list(self.choices[1:]) if not known.on_trial else known.on_trial
+            known.on_trial = list(self.choices[1:])
         elif not known.on_trial and self._is_calm(known):
             known.restore(self.choices[0])
         if known.on_trial:
@@ -99,12 +100,20 @@ class Governor:
         if known.runs[number] >= self._TRIALS:
             known.on_trial.pop(0)
             if not known.on_trial:
-                known.chosen = min(known.average, key=lambda n: known.average[n])
-                known.runs.clear()
-                known.looked_s = self._clock()
-                return known.chosen
+                return self._conclude(known)
             number = known.on_trial[0]
         return number
+
+    def _conclude(self, known: "_Experience") -> int:
+        known.chosen = min(known.average, key=lambda n: known.average[n])
+        known.runs.clear()
+        known.looked_s = self._clock()
+        if known.chosen == self.choices[0]:
+            # All threads are still the fastest: what looked like trouble is how things are now. Ask more rarely.
+            known.best[known.chosen], known.share = known.average[known.chosen], 1.0
+            known.pause = min(2 * known.pause, self._LONGEST_PAUSE)
+            known.until_trial = known.pause
+        return known.chosen
 
     def _is_calm(self, known: "_Experience") -> bool:
         now = self._clock()
@@ -133,11 +142,13 @@ class _Experience:
         self.best: dict[int, float] = {}
         self.share = 1.0  # of the processors, with the chosen number
         self.runs: Counter[int] = Counter()  # with each number on trial
+        self.pause = Governor._FIRST_PAUSE // 2
+        self.until_trial = 0  # runs
         self.looked_s = 0.0
 
     def is_troubled(self, rules: Governor) -> bool:
         usual, best = self.average.get(self.chosen), self.best.get(self.chosen)
-        if usual is None or best is None:
+        if usual is None or best is None or self.until_trial > 0:
             return False
         return self.share < rules.STARVED or usual > rules.SLOWER * best
 
@@ -154,6 +165,8 @@ class _Experience:
             self.share += forget * (min(share, 1.0) - self.share)
         if self.on_trial:
             self.runs[threads] += 1
+        else:
+            self.until_trial = max(0, self.until_trial - 1)
 
 
 class IdleCores:

@@ -89,6 +89,11 @@ class PipelineOrchestrator:
     def __repr__(self) -> str:
         return f"<PipelineOrchestrator {len(self._running)} running, {self.store!r}>"
 
+    @property
+    def pipelines(self) -> tuple[tuple[Placed, ...], ...]:
+        """The stages of each generation that runs now, oldest first."""
+        return tuple(running.generation.stages for running in self._running)
+
     # ------------------------------------------------------------ finding shards
 
     async def connect(self, addresses: Sequence[str]) -> list[Described]:

@@ -86,7 +86,9 @@ class ShardRouter:
         if placed is None:
             raise ShardUnavailable(self._store.explain_gap(info.model, info.weights_sha256, info.layer_count))
         if len(placed) > self._settings.max_shards_per_request:
-            raise ShardUnavailable(f"{len(placed)} shards would be needed, more than {self._settings.max_shards_per_request}")
+            raise ShardUnavailable(
+                f"{len(placed)} shards would be needed, more than {self._settings.max_shards_per_request}"
+            )
         return self._pipeline(info, placed, usable)
 
     def _pipeline(self, info: ShardInfo, placed: Sequence[Placed], candidates: Sequence[Candidate]) -> Pipeline:

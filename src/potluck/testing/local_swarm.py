@@ -47,18 +47,23 @@ def split_plan(layer_count: int, shards: int, spares: int = 1, threads: int = 1)
 
 
 class LocalNode:
-    """One `potluck up` process."""
+    """One `potluck up` process. The same number in the same folder is the same node: it has the same key."""
 
-    def __init__(self, plan: NodePlan, model: str, folder: Path, number: int) -> None:
-        self.plan = plan
-        self._log = (folder / f"node-{number}.log").open("wb")
-        arguments = ["up", "--model", model, "--listen", "127.0.0.1:0", "--threads", str(plan.threads), "--json"]
+    def __init__(
+        self, plan: NodePlan, model: str, folder: Path, number: int, listen: str = "127.0.0.1:0", home: Path | None = None
+    ) -> None:  # fmt: skip
+        self.plan, self.number = plan, number
+        self._log = (folder / f"node-{number}.log").open("ab")
+        arguments = ["up", "--model", model, "--listen", listen, "--threads", str(plan.threads), "--json"]
         arguments += ["--layers", plan.layers] if plan.layers is not None else []
         arguments += ["--spare"] if plan.is_spare else []
         self._process = subprocess.Popen(
             [sys.executable, "-m", "potluck.cli.main", *arguments],
             stdout=subprocess.PIPE, stderr=self._log, stdin=subprocess.DEVNULL,
-            env={**os.environ, "POTLUCK_KEY": str(folder / f"node-{number}.key")},
+            env={
+                **os.environ, "POTLUCK_KEY": str(folder / f"node-{number}.key"),
+                **({"POTLUCK_HOME": str(home)} if home is not None else {}),
+            },
         )  # fmt: skip
         self.announcement: Announcement | None = None
 
@@ -110,9 +115,10 @@ class LocalNode:
 
 
 class LocalSwarm:
-    """Several nodes; a context manager that leaves none behind."""
+    """Several nodes; a context manager that leaves none behind. `home`: another place than the user's for the models."""
 
-    def __init__(self, model: str, plans: Sequence[NodePlan]) -> None:
+    def __init__(self, model: str, plans: Sequence[NodePlan], home: Path | None = None) -> None:
+        self._home = home
         self._folder = tempfile.TemporaryDirectory(prefix="potluck-local-")
         self._model = model
         self.nodes: list[LocalNode] = []
@@ -131,9 +137,18 @@ class LocalSwarm:
 
     def add(self, plan: NodePlan) -> LocalNode:
         """A further node; wait until it serves before using it."""
-        node = LocalNode(plan, self._model, Path(self._folder.name), len(self.nodes))
+        node = LocalNode(plan, self._model, Path(self._folder.name), len(self.nodes), home=self._home)
         self.nodes.append(node)
         return node
+
+    def restart(self, node: LocalNode) -> LocalNode:
+        """A node that has died comes back: same key, same address, nothing else. Wait until it serves before using it."""
+        node.end()
+        again = LocalNode(
+            node.plan, self._model, Path(self._folder.name), node.number, listen=node.address, home=self._home
+        )
+        self.nodes[node.number] = again
+        return again
 
     @property
     def addresses(self) -> list[str]:

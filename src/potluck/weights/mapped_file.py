@@ -20,6 +20,12 @@ class MappedFile:
     def view(self, offset: int, size_bytes: int) -> memoryview:
         return self._view[offset : offset + size_bytes]
 
+    def forget(self, offset: int, size_bytes: int) -> None:
+        """These bytes will not be read soon: their pages need not stay resident. Reading them again is only slower."""
+        if hasattr(self.data, "madvise"):  # Windows has none
+            start = offset - offset % mmap.PAGESIZE
+            self.data.madvise(mmap.MADV_DONTNEED, start, offset + size_bytes - start)
+
     def close(self) -> None:
         self._view.release()
         # Somebody may still hold a view; the mapping then goes away with the last of them.

@@ -104,6 +104,10 @@ class OpenedCheckpoint:
         entry = self.tensors[name]
         return self._files[entry.file].view(entry.offset, entry.size_bytes)
 
+    def forget(self, name: str) -> None:
+        entry = self.tensors[name]
+        self._files[entry.file].forget(entry.offset, entry.size_bytes)
+
     def close(self) -> None:
         for mapped in self._files.values():
             mapped.close()

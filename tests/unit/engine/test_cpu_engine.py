@@ -102,19 +102,7 @@ def test_a_bad_step_is_refused_and_changes_nothing(engine: CpuEngine, case: str)
     assert_same_bits(again.logits, first.logits)
 
 
-CASES_BESIDE = [case for case in BAD_STEPS if case != "more positions than reserved"]
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        *CASES_BESIDE,
-        pytest.param(
-            "more positions than reserved",
-            marks=pytest.mark.xfail(strict=True, reason="bug: room is checked only after other steps got their pages"),
-        ),
-    ],
-)
+@pytest.mark.parametrize("case", BAD_STEPS)
 def test_a_bad_step_takes_the_whole_batch_with_it(engine: CpuEngine, case: str) -> None:
     """Every step is checked before any is run, so the good one beside it is not run either."""
     error, changes = BAD_STEPS[case]
@@ -230,7 +218,6 @@ def test_sessions_that_cannot_be_are_refused(engine: CpuEngine) -> None:
     assert engine.kv.reserved_bytes == 0
 
 
-@pytest.mark.xfail(strict=True, reason="bug: fork reserves more positions than the model's context has")
 def test_a_fork_cannot_be_longer_than_the_context(engine: CpuEngine) -> None:
     session = engine.open(10)
     assert_refused(engine, ContextLengthExceeded, lambda: engine.fork(session, 201), session)

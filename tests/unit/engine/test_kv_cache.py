@@ -223,7 +223,6 @@ def test_imports_that_do_not_fit_are_refused_and_change_nothing() -> None:
         cache.import_(session, 0, 2, *random_kv(SHAPE, 2, 71))
 
 
-@pytest.mark.xfail(strict=True, reason="bug: import_ writes into pages that are shared with other sessions")
 def test_importing_into_a_fork_leaves_its_parent_alone() -> None:
     cache = cache_of(8)
     parent = filled(cache, 70, seed=1)
@@ -253,7 +252,6 @@ def test_a_fork_shares_pages_until_one_side_writes() -> None:
     assert cache.used_bytes == 3 * PAGE_BYTES  # the parent's page is its own again
 
 
-@pytest.mark.xfail(strict=True, reason="bug: fork takes over more pages than it reserved, and fails half-way")
 def test_pages_left_by_a_refused_batch_do_not_hinder_a_fork() -> None:
     """`extend` may be called and the step never run; the parent then has more pages than positions."""
     cache = cache_of(12)

@@ -253,7 +253,6 @@ def test_one_slow_first_run_is_soon_forgotten() -> None:
     assert set(machine.drive(governor, 200)) == {2}
 
 
-@pytest.mark.xfail(strict=True, reason="bug: trials follow each other without a pause while runs take longer than once")
 def test_work_that_grows_with_the_context_is_no_disturbance() -> None:
     """Chunks of a long prompt: the same number of rows, and ever more positions to look at."""
     machine = Machine()
@@ -264,7 +263,6 @@ def test_work_that_grows_with_the_context_is_no_disturbance() -> None:
     assert used.count(2) >= 26
 
 
-@pytest.mark.xfail(strict=True, reason="bug: trials follow each other without a pause while threads get less than 0.8")
 def test_all_threads_stay_where_they_are_fastest_though_they_wait_a_little() -> None:
     machine = Machine()
     machine.others = 0.3  # two threads on 1.7 cores are still faster than one

@@ -57,15 +57,20 @@ PROCESSOR_NAMES = tuple(PROCESSORS)
 (
     QUERIES_IN, KEYS_IN, VALUES_IN, IN_STRIDES, QUERY_BIAS, KEY_BIAS, VALUE_BIAS, QUERY_NORM, KEY_NORM, EPSILON,
     ROTARY_FORM, ROTARY_COS, ROTARY_SIN, ROTARY_DIMENSIONS, SCALE, QUERIES, HEADS, KV_HEADS, HEAD_SIZE, PADDED_HEAD,
-    LAYER_OFFSET, HEAD_BYTES, VALUES_OFFSET, WINDOW, SOFT_CAP, SCRATCH, SCRATCH_BYTES, SLOTS, SLOT_FLOATS, TARGET,
-) = range(30)  # fmt: skip
-ATTENTION_WORDS = 30
+    LAYER_OFFSET, HEAD_BYTES, VALUES_OFFSET, WINDOW, SOFT_CAP, SCRATCH, SCRATCH_BYTES, SLOTS, SLOT_FLOATS, TARGET, TILE_CAPACITY,
+) = range(31)  # fmt: skip
+ATTENTION_WORDS = 31
 # IN_STRIDES is the address of three words: row strides of the incoming queries, keys and values, in floats.
 
 
-def scratch_floats(head_size: int, padded_head: int) -> int:
+def tile_capacity(group: int) -> int:
+    """Query rows that a tile may have: those of one token at least, however many heads share a key head."""
+    return max(TILE_ROWS, group)
+
+
+def scratch_floats(head_size: int, padded_head: int, capacity: int) -> int:
     """Float32s that one chunk of `attend` needs: queries, sums, lane sums, maxima, rescales, scores, bounds (64-bit)."""
-    return TILE_ROWS * (head_size + padded_head + 16 + 1 + 1 + PAGE_POSITIONS + 4)
+    return capacity * (head_size + padded_head + 16 + 1 + 1 + PAGE_POSITIONS + 4)
 
 
 # ---------------------------------------------------------------- emitted pieces
@@ -436,19 +441,19 @@ def _sum_span(processor, is_half, a, tile, kv_head, rows, group, scratch, first,
     """Positions first … last - 1 (one span) for all query rows of the tile."""
     size = a[HEAD_SIZE]
     padded = a[PADDED_HEAD]
-    sums_at = scratch + TILE_ROWS * size * 4
-    lanes_at = sums_at + TILE_ROWS * padded * 4
-    maxima_at = lanes_at + TILE_ROWS * 16 * 4
-    rescales_at = maxima_at + TILE_ROWS * 4
-    scores_at = rescales_at + TILE_ROWS * 4
+    sums_at = scratch + a[TILE_CAPACITY] * size * 4
+    lanes_at = sums_at + a[TILE_CAPACITY] * padded * 4
+    maxima_at = lanes_at + a[TILE_CAPACITY] * 16 * 4
+    rescales_at = maxima_at + a[TILE_CAPACITY] * 4
+    scores_at = rescales_at + a[TILE_CAPACITY] * 4
     sums = floats(sums_at, rows * padded)
     lanes = floats(lanes_at, rows * 16)
     maxima = floats(maxima_at, rows)
     rescales = floats(rescales_at, rows)
     scores = floats(scores_at, rows * PAGE_POSITIONS)
     cap = float_from_bits(np.int32(a[SOFT_CAP]))
-    lows = words(scores_at + TILE_ROWS * PAGE_POSITIONS * 4, rows)
-    highs = words(scores_at + TILE_ROWS * (PAGE_POSITIONS * 4 + 8), rows)
+    lows = words(scores_at + a[TILE_CAPACITY] * PAGE_POSITIONS * 4, rows)
+    highs = words(scores_at + a[TILE_CAPACITY] * (PAGE_POSITIONS * 4 + 8), rows)
     for i in range(rows * padded):
         sums[i] = np.float32(0.0)
     for i in range(rows * 16):
@@ -491,9 +496,9 @@ def _keep(a, tile, kv_head, rows, group, scratch, span_number, slots_per_row):
     """Puts the span's sums into their slots, or merges them into the one slot of the row."""
     padded = a[PADDED_HEAD]
     count = a[SLOT_FLOATS]
-    sums_at = scratch + TILE_ROWS * a[HEAD_SIZE] * 4
-    lanes_at = sums_at + TILE_ROWS * padded * 4
-    maxima = floats(lanes_at + TILE_ROWS * 16 * 4, rows)
+    sums_at = scratch + a[TILE_CAPACITY] * a[HEAD_SIZE] * 4
+    lanes_at = sums_at + a[TILE_CAPACITY] * padded * 4
+    maxima = floats(lanes_at + a[TILE_CAPACITY] * 16 * 4, rows)
     for row in range(rows):
         position = tile[TILE_POSITION] + row // group
         first_span = first_position(position, a[WINDOW]) // SPAN_POSITIONS

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from potluck.engine.kernels.lanes import I64, Emitter
@@ -103,6 +104,44 @@ def atomic_swap_if(typing: Any, address: Any, expected: Any, desired: Any) -> An
         return builder.zext(builder.extract_value(result, 1), I64)
 
     return types.int64(types.int64, types.int64, types.int64), generate
+
+
+_DEFAULT_MXCSR = 0x1F80  # to nearest even, subnormals as IEEE has them, no traps
+
+
+@intrinsic
+def enter_ieee(typing: Any) -> Any:
+    """Makes this thread compute as IEEE says and returns how it did before: other libraries may have switched subnormals off."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        if "x86" not in str(builder.module.triple):
+            return ir.Constant(ir.IntType(32), 0)
+        before = _exchange_mxcsr(builder, ir.Constant(ir.IntType(32), _DEFAULT_MXCSR))
+        return before
+
+    return types.uint32(), generate
+
+
+@intrinsic
+def leave_ieee(typing: Any, before: Any) -> Any:
+    """Gives the thread back the way it was."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        if "x86" in str(builder.module.triple):
+            _exchange_mxcsr(builder, values[0])
+        return context.get_dummy_value()
+
+    return types.void(types.uint32), generate
+
+
+def _exchange_mxcsr(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    emitter = Emitter(builder)
+    old, new = (cgutils.alloca_once(builder, ir.IntType(32)) for _ in range(2))
+    as_bytes = [builder.bitcast(slot, ir.IntType(8).as_pointer()) for slot in (old, new)]
+    emitter.call("llvm.x86.sse.stmxcsr", ir.VoidType(), [as_bytes[0]])
+    builder.store(value, new)
+    emitter.call("llvm.x86.sse.ldmxcsr", ir.VoidType(), [as_bytes[1]])
+    return builder.load(old)
 
 
 @intrinsic

@@ -19,7 +19,9 @@ from potluck.engine.kernels.memory import (
     atomic_load,
     atomic_swap_if,
     call_kernel,
+    enter_ieee,
     fence,
+    leave_ieee,
     relax,
     words,
 )
@@ -54,9 +56,11 @@ def chunk_count(operation: Any, batch: Any, threads: int) -> int:
 
 @njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)
 def run_alone(program, count, batch):
+    before = enter_ieee()
     for index in range(count):
         operation = words(program + index * OPERATION_WORDS * 8, OPERATION_WORDS)
         call_kernel(operation[KERNEL_AT], operation[ARGUMENTS_AT], batch, 0, 1)
+    leave_ieee(before)
 
 
 @njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)
@@ -86,6 +90,13 @@ def _take(counter: int, generation: int, chunks: int) -> int:
 @njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)
 def run_together(program, count, batch, sync, generation, threads):
     """Takes part in a run until its last chunk is done (or, for a late thread, until it sees that the run is over)."""
+    before = enter_ieee()
+    _take_part(program, count, batch, sync, generation, threads)
+    leave_ieee(before)
+
+
+@njit(**INLINE)
+def _take_part(program, count, batch, sync, generation, threads):
     batch_words = words(batch, BATCH_WORDS)
     phase = 0
     while phase < count:

@@ -1,0 +1,252 @@
+"""Real processes, killed or stopped in the middle of an answer: a swarm on loopback, a head in this process, blows drawn from a seed.
+
+What is compared is tokens. Who was hit is set on its feet again between runs. Knows pids only of processes that its swarm started.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from potluck.core.errors import BenchmarkFailed, PotluckError
+from potluck.core.sampling_params import SamplingParams
+from potluck.identity.keys import NodeKey
+from potluck.net.tls import TlsTransport
+from potluck.node.asking import RemoteModel
+from potluck.node.node import Node
+from potluck.orchestrator.frames import PipelineAborted, ShardFailover, ShardStatus, TokenDelta
+from potluck.orchestrator.generation import GenerationRequest, GenerationSettings
+from potluck.orchestrator.orchestrator import DistributedChatParams
+from potluck.testing.local_swarm import LocalNode, LocalSwarm
+from potluck.wire.messages import Codec, Describe, Described
+
+Moment = Literal["prefill", "decode", "recovery"]
+Target = Literal["worker", "daemon"]
+_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+_HEALED_WITHIN_S = 60.0
+_LOOK_S = 0.05
+
+
+class Configuration(msgspec.Struct, frozen=True):
+    """One way to ask; each has a reference of its own."""
+
+    temperature: float
+    uses_ring: bool
+    codec: Codec
+
+    def __str__(self) -> str:
+        how = "greedy" if self.temperature == 0 else "sampled"
+        return f"{how}, {'ring' if self.uses_ring else 'no ring'}, {self.codec}"
+
+
+CONFIGURATIONS = tuple(
+    Configuration(temperature, uses_ring, codec)
+    for temperature in (0.0, 0.8)
+    for uses_ring in (True, False)
+    for codec in ("fp32", "int8")
+)
+
+
+class Blow(msgspec.Struct, frozen=True):
+    """Who is hit, how and when. `place` counts stages of the pipeline as it is then; `at` is a share of the prefill or answer."""
+
+    moment: Moment
+    place: int
+    target: Target
+    how: Literal["kill", "stop"]
+    at: float
+
+    @property
+    def kind(self) -> str:
+        return f"{self.how} {self.target}, {self.moment}"
+
+
+@dataclass
+class RunOutcome:
+    """What came of one answer. `struck`: blows that found somebody; one meant for a recovery may not."""
+
+    tokens: list[int] = field(default_factory=list)
+    pauses_ms: list[float] = field(default_factory=list)
+    struck: list[Blow] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    aborted: str = ""
+
+
+def draw_blows(draw: random.Random, stages: int) -> list[Blow]:
+    """One blow; sometimes two at once, or a second one while the first is being recovered from."""
+    moment: Moment = draw.choice(["prefill", "decode", "decode"])
+    first = _blow(draw, moment, stages)
+    chance = draw.random()
+    if chance < 0.2:  # two at once
+        return [
+            first,
+            msgspec.structs.replace(_blow(draw, moment, stages), place=(first.place + 1) % stages, at=first.at),
+        ]
+    if chance < 0.4:
+        return [first, _blow(draw, "recovery", stages)]
+    return [first]
+
+
+def _blow(draw: random.Random, moment: Moment, stages: int) -> Blow:
+    return Blow(
+        moment, draw.randrange(stages), draw.choice(["worker", "daemon"]), draw.choice(["kill", "kill", "stop"]), draw.random()
+    )  # fmt: skip
+
+
+class ChaosHead:
+    """A head on a swarm: references, disturbed runs, and healing in between."""
+
+    def __init__(
+        self, swarm: LocalSwarm, node: Node, model: RemoteModel, prompt: Sequence[int], max_tokens: int
+    ) -> None:
+        self.swarm, self.node, self.model = swarm, node, model
+        self._prompt, self._max_tokens = tuple(prompt), max_tokens
+        self._references: dict[Configuration, list[int]] = {}
+        self._prefill_s = 0.05
+        self._worker_pids: dict[bytes, int] = {}
+        self._stopped: set[int] = set()
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def on(
+        cls, swarm: LocalSwarm, model: str, prompt: Sequence[int], max_tokens: int
+    ) -> AsyncIterator["ChaosHead"]:
+        key = NodeKey.generate()
+        node = Node(key, TlsTransport(key, lambda node: None))
+        head: ChaosHead | None = None
+        try:
+            await node.orchestrator.connect(swarm.addresses)
+            head = cls(swarm, node, await RemoteModel.find(node, model), prompt, max_tokens)
+            yield head
+        finally:
+            if head is not None:
+                head.wake_all()
+            await node.stop()
+
+    # ------------------------------------------------------------ asking
+
+    def params(self, configuration: Configuration) -> DistributedChatParams:
+        return DistributedChatParams(settings=GenerationSettings(uses_ring=configuration.uses_ring, prefill_chunk=32))
+
+    def request(self, configuration: Configuration) -> GenerationRequest:
+        """The same for every run: an answer does not end before its last token, and boundaries are those of the whole pipeline."""
+        sampling = SamplingParams(temperature=configuration.temperature, seed=20261115)
+        plain = self.model.request(self._prompt, sampling, self._max_tokens)
+        stages = self.node.orchestrator.pipeline_for(plain, self.params(configuration))
+        edges = [placed.stage.start for placed in stages[1:]]
+        request = self.model.request(self._prompt, sampling, self._max_tokens, configuration.codec, edges)
+        return msgspec.structs.replace(request, eos=())
+
+    async def reference(self, configuration: Configuration) -> list[int]:
+        """The undisturbed answer; asked for once."""
+        if configuration not in self._references:
+            loop = asyncio.get_running_loop()
+            began, outcome = loop.time(), RunOutcome()
+            async for frame in self.node.orchestrator.chat(self.request(configuration), self.params(configuration)):
+                if isinstance(frame, TokenDelta):
+                    if not outcome.tokens:
+                        self._prefill_s = loop.time() - began
+                    outcome.tokens.append(frame.token)
+                elif isinstance(frame, ShardStatus | PipelineAborted):
+                    raise BenchmarkFailed(f"the undisturbed run was disturbed: {frame}")
+            self._references[configuration] = outcome.tokens
+        return self._references[configuration]
+
+    async def disturbed(self, configuration: Configuration, blows: Sequence[Blow]) -> RunOutcome:
+        """One answer under these blows."""
+        outcome = RunOutcome()
+        waiting = [blow for blow in blows if blow.moment != "prefill"]
+        loop = asyncio.get_running_loop()
+        timers = [
+            loop.call_later(blow.at * self._prefill_s, self._strike, blow, outcome)
+            for blow in blows
+            if blow.moment == "prefill"
+        ]
+        try:
+            async for frame in self.node.orchestrator.chat(self.request(configuration), self.params(configuration)):
+                if isinstance(frame, TokenDelta):
+                    outcome.tokens.append(frame.token)
+                elif isinstance(frame, ShardStatus):
+                    outcome.lost.append(frame.shard_id)
+                elif isinstance(frame, ShardFailover):
+                    outcome.pauses_ms.append(frame.pause_ms)
+                elif isinstance(frame, PipelineAborted):
+                    outcome.aborted = f"{frame.code}: {frame.message}"
+                due = [blow for blow in waiting if self._is_due(blow, outcome)]
+                for blow in due:
+                    waiting.remove(blow)
+                    self._strike(blow, outcome)
+        finally:
+            for timer in timers:
+                timer.cancel()
+        return outcome
+
+    def _is_due(self, blow: Blow, outcome: RunOutcome) -> bool:
+        if blow.moment == "recovery":
+            return bool(outcome.lost)
+        return len(outcome.tokens) >= 1 + int(blow.at * (self._max_tokens - 2))
+
+    # ------------------------------------------------------------ hitting and healing
+
+    def _strike(self, blow: Blow, outcome: RunOutcome) -> None:
+        pipelines = self.node.orchestrator.pipelines
+        if not pipelines:
+            return
+        stages = pipelines[-1]
+        hit = stages[blow.place % len(stages)].node
+        local = next(node for node in self.swarm.nodes if _id_of(node) == hit)
+        pid = local.pid if blow.target == "daemon" else self._worker_pids.get(hit, 0)
+        if not local.is_alive or not pid:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, _SIGNALS[blow.how])
+            outcome.struck.append(blow)
+            if blow.how == "stop":
+                self._stopped.add(pid)
+
+    def wake_all(self) -> None:
+        for pid in self._stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self._stopped.clear()
+
+    async def heal(self) -> None:
+        """Everybody lives, is loaded, can be reached and has no session left. Raises BenchmarkFailed where that takes too long."""
+        self.wake_all()
+        dead = [node for node in self.swarm.nodes if not node.is_alive]
+        for node in [self.swarm.restart(node) for node in dead]:
+            await asyncio.to_thread(node.wait_until_serving, _HEALED_WITHIN_S)
+        deadline = asyncio.get_running_loop().time() + _HEALED_WITHIN_S
+        for node in self.swarm.nodes:
+            while not await self._is_well(node):
+                if asyncio.get_running_loop().time() > deadline:
+                    raise BenchmarkFailed(f"{node.plan} did not recover within {_HEALED_WITHIN_S:.0f} s")
+                await asyncio.sleep(_LOOK_S)
+
+    async def _is_well(self, node: LocalNode) -> bool:
+        answer = await self.describe(node)
+        if answer is None or not all(info.is_loaded and info.streams == 0 for info in answer.shards):
+            return False
+        self._worker_pids[answer.node] = answer.worker_pids[0]
+        return True
+
+    async def describe(self, node: LocalNode) -> Described | None:
+        """What a node says of itself; None where it cannot be reached."""
+        if not self.node.links.is_linked(_id_of(node)):
+            return None  # the orchestrator is trying
+        try:
+            answer, _ = await self.node.orchestrator.ask(_id_of(node), Describe)
+        except (PotluckError, TimeoutError):
+            return None
+        return answer if isinstance(answer, Described) else None
+
+
+def _id_of(node: LocalNode) -> bytes:
+    assert node.announcement is not None
+    return bytes.fromhex(node.announcement.node)

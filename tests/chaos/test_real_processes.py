@@ -1,0 +1,107 @@
+"""Shards killed and stopped in real processes, over TLS: every text identical, pauses short, nothing left behind.
+
+22 answers here, 200 with POTLUCK_LONG=1. `potluck bench chaos` does the same and prints the distribution.
+"""
+
+import asyncio
+import gc
+import os
+import random
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from potluck.bench.chaos import ChaosSettings, DisturbedRun, disturbed_runs, summary, told
+from potluck.net.loop import run
+from potluck.testing.local_swarm import LocalSwarm, split_plan
+from potluck.weights.catalogue import DEFAULT_MODEL_ID
+from potluck.weights.store import ModelStore
+from tests.support.swarms import open_handles, resident_bytes, stored_tiny
+
+IS_LONG = bool(os.environ.get("POTLUCK_LONG"))
+COUNTS = {2: 60, 3: 60, 4: 60} if IS_LONG else {2: 6, 3: 6, 4: 6}
+LARGE_COUNT = 20 if IS_LONG else 4
+MEGABYTE = 1 << 20
+
+
+class Held:
+    """What this process and the daemons hold: handles, memory. Daemons that were restarted meanwhile are new, and not compared."""
+
+    def __init__(self, swarm: LocalSwarm) -> None:
+        self.pids = [os.getpid(), *(node.pid for node in swarm.nodes if node.is_alive)]
+        self.handles = {pid: open_handles(pid) for pid in self.pids}
+        self.bytes = {pid: resident_bytes(pid) for pid in self.pids}
+
+    def check(self, later: "Held", peers: int) -> None:
+        for pid in set(self.pids) & set(later.pids):
+            # A daemon keeps its links to nodes that it has met, one in each direction; this process must keep none.
+            links = 0 if pid == os.getpid() else 2 * peers
+            assert later.handles[pid] <= self.handles[pid] + links, f"file handles of {pid}"
+            assert later.bytes[pid] <= self.bytes[pid] + 48 * MEGABYTE, f"memory of {pid}"
+
+
+async def all_runs(settings: ChaosSettings, swarm: LocalSwarm, shards: int, count: int) -> list[DisturbedRun]:
+    runs = await disturbed_runs(settings, swarm, shards, count, random.Random(f"{settings.seed}/{shards}"), print)
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    assert others == [], "tasks are left"
+    return runs
+
+
+def disturb(settings: ChaosSettings, shards: int, count: int) -> list[DisturbedRun]:
+    plan = split_plan(settings.layer_count, shards, settings.spares)
+    with LocalSwarm(settings.model, plan, settings.home) as swarm:
+        run(all_runs(settings, swarm, shards, 1))  # everything is warm, links stand
+        gc.collect()
+        before = Held(swarm)
+        runs = run(all_runs(settings, swarm, shards, count))  # heal() has seen to it that no shard has a session left
+        gc.collect()
+        before.check(Held(swarm), len(swarm.nodes))
+        pids = [node.pid for node in swarm.nodes]
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "processes are left"
+    return runs
+
+
+@pytest.fixture(scope="module")
+def pauses() -> Iterator[list[float]]:
+    """Of all failovers in this file; every one had a loaded spare."""
+    collected: list[float] = []
+    yield collected
+
+
+def check(settings: ChaosSettings, runs: list[DisturbedRun], pauses: list[float]) -> None:
+    report = summary(settings, runs)
+    print(
+        f"\n{report.identical} of {report.kills} identical, {report.signals} signals, pause p50 {report.pause_p50_ms} ms"
+    )
+    assert report.identical == report.kills, "\n".join(told(each) for each in runs if not each.is_identical)
+    assert report.signals >= report.kills // 2  # it did go wrong
+    pauses += [pause for each in runs for pause in each.outcome.pauses_ms]
+
+
+@pytest.mark.parametrize("shards", COUNTS)
+def test_text_is_identical_whatever_is_killed_or_stopped(shards: int, models_home: Path, pauses: list[float]) -> None:
+    entry = stored_tiny(models_home)
+    settings = ChaosSettings(model=entry.id, layer_count=entry.layer_count, seed=7, home=models_home)
+    check(settings, disturb(settings, shards, COUNTS[shards]), pauses)
+
+
+def test_text_of_a_real_model_is_identical_too(models_home: Path, pauses: list[float]) -> None:
+    entry = ModelStore(models_home / "models").find(DEFAULT_MODEL_ID)
+    settings = ChaosSettings(
+        model=entry.id,
+        layer_count=entry.layer_count,
+        seed=8,
+        home=models_home,
+        spares=1,
+        prompt_tokens=96,
+        max_tokens=32,
+    )
+    check(settings, disturb(settings, 2, LARGE_COUNT), pauses)
+
+
+def test_with_a_loaded_spare_the_median_pause_is_under_a_second(pauses: list[float]) -> None:
+    assert len(pauses) >= 10
+    print(f"\n{len(pauses)} pauses: median {statistics.median(pauses):.0f} ms, longest {max(pauses):.0f} ms")
+    assert statistics.median(pauses) < 1000
