@@ -24,7 +24,7 @@ test: check
 	$(BIN)/pytest --ignore=tests/unit
 
 test-long: check
-	POTLUCK_LONG=1 $(BIN)/pytest --ignore=tests/unit
+	POTLUCK_LONG=1 $(BIN)/pytest
 
 check: .venv/test.stamp
 	$(BIN)/ruff format --check src tests

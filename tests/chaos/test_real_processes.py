@@ -8,7 +8,6 @@ import gc
 import os
 import random
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -64,10 +63,9 @@ def disturb(settings: ChaosSettings, shards: int, count: int) -> list[DisturbedR
 
 
 @pytest.fixture(scope="module")
-def pauses() -> Iterator[list[float]]:
+def pauses() -> list[float]:
     """Of all failovers in this file; every one had a loaded spare."""
-    collected: list[float] = []
-    yield collected
+    return []
 
 
 def check(settings: ChaosSettings, runs: list[DisturbedRun], pauses: list[float]) -> None:

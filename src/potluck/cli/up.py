@@ -67,6 +67,7 @@ async def _serve(
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         page = MetricsPage(node.metrics_page)
         if not stopped.is_set():
+            loading.result()  # raises where the layers cannot be loaded
             if metrics is not None:
                 notice(f"metrics at http://{await page.start(metrics)}/metrics")
             address = await node.listen(listen)

@@ -52,7 +52,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     kv_budget_bytes: int = 1 << 30
     cache_folder: Path | None = None
-    source: str = "unknown"
+    source: str | None = None  # identifies the model's content; a cache folder needs it
     processor: str | None = None
     max_rows: int | None = None
 
@@ -72,7 +72,9 @@ class Step:
 
     @property
     def count(self) -> int:
-        return len(self.tokens) if self.tokens is not None else 0 if self.hidden is None else len(self.hidden)
+        if self.tokens is not None:
+            return len(self.tokens)
+        return len(self.hidden) if self.hidden is not None and self.hidden.ndim else 0
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,9 @@ class CpuEngine:
                 facts.name, "feed-forward bias", "biases in the feed-forward part are not supported"
             )
         self.facts, self.settings = facts, settings
-        cache = PackedCache(settings.cache_folder, settings.source)
+        if settings.cache_folder is not None and settings.source is None:
+            raise BadRequest("packed weights can be kept only under the hash of the model that they come from")
+        cache = PackedCache(settings.cache_folder, settings.source or "")
         weights = ShardWeights(
             checkpoint,
             settings.layers,
@@ -309,7 +313,9 @@ class CpuEngine:
             if not all(0 <= token < self.facts.vocabulary_size for token in step.tokens):
                 raise BadRequest(f"token ids must be from 0 to {self.facts.vocabulary_size - 1}")
         elif step.hidden is not None and (
-            step.hidden.dtype != np.float32 or step.hidden.shape[1:] != (self.facts.hidden_size,)
+            step.hidden.dtype != np.float32
+            or step.hidden.ndim != 2
+            or step.hidden.shape[1:] != (self.facts.hidden_size,)
         ):
             raise BadRequest(f"hidden states must be float32 rows of {self.facts.hidden_size}")
 

@@ -54,7 +54,7 @@ class KvPage:
 
     def __init__(self, size_bytes: int) -> None:
         # A stage without layers keeps nothing, but a mapping of nothing cannot be had.
-        self._map = mmap.mmap(-1, max(1, size_bytes))
+        self._map = _private_memory(max(1, size_bytes))
         self.bytes = np.frombuffer(self._map, np.uint8)[:size_bytes]
         self.address = self.bytes.ctypes.data
         self.users = 1
@@ -63,6 +63,16 @@ class KvPage:
         twin = KvPage(len(self.bytes))
         twin.bytes[:] = self.bytes
         return twin
+
+
+def _private_memory(size_bytes: int) -> mmap.mmap:
+    """Zeros. Private mappings that touch are one to the system, which limits their number; shared ones are not."""
+    try:
+        if hasattr(mmap, "MAP_PRIVATE"):
+            return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return mmap.mmap(-1, size_bytes)  # Windows
+    except OSError as error:
+        raise OutOfKvMemory(f"the system gives no more memory for the KV cache: {error}") from error
 
 
 @dataclass

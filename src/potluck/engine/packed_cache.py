@@ -9,6 +9,7 @@ import logging
 import mmap
 import os
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from potluck.weights.checkpoint import Checkpoint, TensorEntry
 
 _LOG = logging.getLogger(__name__)
 _ALIGNMENT = 4096
+_PREFIX = ".packing-"
+_ABANDONED_AFTER_S = 3600.0
 _TAIL_BYTES = 8192  # kernels prefetch past the end of a tensor; keep that inside the mapping
 
 
@@ -133,7 +136,8 @@ class PackedCache:
 
 def _write(path: Path, checkpoint: Checkpoint, header: _Header) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".packing-")
+    _sweep(path.parent)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_PREFIX)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(msgspec.json.encode(header))
@@ -149,6 +153,14 @@ def _write(path: Path, checkpoint: Checkpoint, header: _Header) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what processes left that were killed while packing; younger files may still be written."""
+    oldest = time.time() - _ABANDONED_AFTER_S
+    for path in folder.glob(f"{_PREFIX}*"):
+        if path.stat().st_mtime < oldest:
+            path.unlink(missing_ok=True)
 
 
 def _tensor(place: _Place, memory: npt.NDArray[np.uint8]) -> PackedTensor:

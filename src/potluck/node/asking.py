@@ -3,9 +3,10 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import NamedTuple
 
-from potluck.core.errors import BadRequest, ContextLengthExceeded, ShardUnavailable
+from potluck.core.errors import BadRequest, ContextLengthExceeded, PotluckError, ShardUnavailable, WeightsMismatch
 from potluck.core.model_facts import ModelFacts
 from potluck.core.sampling_params import SamplingParams
+from potluck.core.tokenizer_spec import TokenizerSpec
 from potluck.node.node import Node
 from potluck.node.serving import check_tokenizer
 from potluck.orchestrator.frames import Finished, PipelineAborted, StreamFrame, TokenDelta
@@ -14,6 +15,7 @@ from potluck.orchestrator.orchestrator import DistributedChatParams
 from potluck.text.chat_template import ChatTemplate
 from potluck.text.detokenizer import StopMatcher, StreamingDetokenizer
 from potluck.text.tokenizer import Tokenizer
+from potluck.weights.manifest import Manifest
 from potluck.wire.messages import Boundary, Codec, ShardInfo
 
 
@@ -22,6 +24,23 @@ class TextFrame(NamedTuple):
 
     frame: StreamFrame
     text: str
+
+
+async def _fetch_text_side(node: Node, info: ShardInfo) -> tuple[Manifest, TokenizerSpec]:
+    """Manifest and tokenizer from the first holder that has what the hash covers. Raises what the last one did wrong."""
+    error: Exception = ShardUnavailable(f"nobody there serves {info.model}")
+    for holder in node.orchestrator.store.holders(info.model, info.weights_sha256):
+        try:
+            return check_tokenizer(
+                *await node.orchestrator.fetch_tokenizer(holder, info.weights_sha256), info.weights_sha256
+            )
+        except (PotluckError, TimeoutError) as problem:
+            error = (
+                problem
+                if isinstance(problem, PotluckError)
+                else ShardUnavailable(f"{holder.hex()[:8]} does not answer")
+            )
+    raise error
 
 
 class RemoteModel:
@@ -39,13 +58,16 @@ class RemoteModel:
         fitting = [info for (model, _), info in offers.items() if name in (None, model)]
         if not fitting:
             raise ShardUnavailable(f"nobody there serves {name or 'any model'}")
-        if len({(info.model, info.weights_sha256) for info in fitting}) > 1:
-            names = ", ".join(sorted({info.model for info in fitting}))
-            raise BadRequest(f"several models are on offer ({names}); choose one with --model")
+        names = sorted({info.model for info in fitting})
+        if len(names) > 1:
+            raise BadRequest(f"several models are on offer ({', '.join(names)}); choose one with --model")
+        if len(fitting) > 1:
+            hashes = ", ".join(sorted(info.weights_sha256[:12] for info in fitting))
+            raise WeightsMismatch(
+                f"{names[0]} is on offer with different weights ({hashes}); leave out one kind of holder"
+            )
         info = fitting[0]
-        holder = node.orchestrator.store.holders(info.model, info.weights_sha256)[0]
-        data = await node.orchestrator.fetch_tokenizer(holder, info.weights_sha256)
-        manifest, spec = check_tokenizer(*data, info.weights_sha256)
+        manifest, spec = await _fetch_text_side(node, info)
         return cls(node, info, manifest.facts, Tokenizer(spec), ChatTemplate(spec.chat_template, spec))
 
     def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:

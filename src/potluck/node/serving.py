@@ -107,7 +107,10 @@ def check_tokenizer(manifest_data: bytes, tokenizer_data: bytes, expected: str) 
     manifest = decode_manifest(manifest_data)
     if weights_sha256(manifest) != expected:
         raise WeightsMismatch("a shard sent the manifest of another model")
-    spec = msgspec.json.decode(tokenizer_data, type=TokenizerSpec)
+    try:
+        spec = msgspec.json.decode(tokenizer_data, type=TokenizerSpec)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise WeightsMismatch("a shard sent something else than a tokenizer") from None
     if tokenizer_sha256(spec) != manifest.tokenizer_sha256:
         raise WeightsMismatch("a shard sent a tokenizer that its manifest does not cover")
     return manifest, spec

@@ -122,6 +122,7 @@ class _Outage:
     method: str = "none"
 
 
+_LONGEST_USUAL_STEP_S = 1.0  # whatever a shard says of itself, silence is looked into after six times this
 _NO_HOLDER = ("shard_unavailable", "no shard covers some layers")
 # Codes that say that a node will not do, now or later.
 _UNFIT = frozenset({"shard_corruption", "weights_mismatch"})
@@ -161,7 +162,7 @@ class Generation:
         self._sent = 0
         self._is_ring_running = False
         self._in_flight: deque[_InFlight] = deque()
-        self._usual_step_s = sum(placed.step_us for placed in pipeline) / 1e6
+        self._usual_step_s = min(max(0.0, sum(placed.step_us for placed in pipeline) / 1e6), _LONGEST_USUAL_STEP_S)
         self._progress_s = 0.0
         self._progress_probe_s = 0.0
         self._probing: _Probing | None = None
@@ -447,8 +448,8 @@ class Generation:
 
     def _note_step(self, timing: "StepTiming") -> None:
         self.on_timing(timing)
-        usual = self._usual_step_s
-        self._usual_step_s = timing.total_s if usual == 0 else 0.8 * usual + 0.2 * min(timing.total_s, 1.0)
+        usual, last_s = self._usual_step_s, min(timing.total_s, _LONGEST_USUAL_STEP_S)
+        self._usual_step_s = last_s if usual == 0 else 0.8 * usual + 0.2 * last_s
 
     def _accept(self, message: Result, now_s: float) -> None:
         assert message.token is not None

@@ -81,7 +81,7 @@ class PipelineOrchestrator:
         self.max_concurrent_pipelines = most
         self._node, self._links, self._send, self._metrics = node, links, send, metrics
         self._running: list[Running] = []
-        self._answers: dict[int, asyncio.Future[tuple[Message, bytes]]] = {}
+        self._answers: dict[tuple[bytes, int], asyncio.Future[tuple[Message, bytes]]] = {}
         self._nonce = 0
         self._addresses: dict[str, bytes | None] = {}
         self._retrying: asyncio.Task[None] | None = None
@@ -113,7 +113,7 @@ class PipelineOrchestrator:
             answer, _ = await self.ask(node, Describe)
         except (PotluckError, OSError, TimeoutError):
             return None
-        if not isinstance(answer, Described):
+        if not isinstance(answer, Described) or answer.node != node:
             return None
         self._addresses[address] = node
         self.store.put(node, address, answer)
@@ -140,12 +140,12 @@ class PipelineOrchestrator:
         self._nonce += 1
         nonce = self._nonce
         future: asyncio.Future[tuple[Message, bytes]] = asyncio.get_running_loop().create_future()
-        self._answers[nonce] = future
+        self._answers[node, nonce] = future
         try:
             self._send(SendTo(node, None, question(nonce)))
             answer, body = await asyncio.wait_for(future, _ANSWER_TIMEOUT_S)
         finally:
-            self._answers.pop(nonce, None)
+            self._answers.pop((node, nonce), None)
         if isinstance(answer, Failed):
             raise BadRequest(f"{answer.code}: {answer.message}")
         return answer, body
@@ -158,7 +158,8 @@ class PipelineOrchestrator:
         return body[: answer.manifest_bytes], body[answer.manifest_bytes :]
 
     def on_answer(self, sender: bytes, message: Described | TokenizerData | Failed, body: bytes) -> None:
-        future = self._answers.get(message.nonce)
+        """Taken from whoever was asked, and from nobody else; what nobody waits for is dropped."""
+        future = self._answers.get((sender, message.nonce))
         if future is not None and not future.done():
             future.set_result((message, body))
 

@@ -9,13 +9,14 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from potluck.core.errors import ShardUnavailable
 from potluck.shard.core import ShardCore, ShardSettings
 from potluck.shard.worker_supervisor import WorkerSupervisor
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.codecs import encoded_bytes
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import Message, ShardInfo
-from potluck.wire.work import FromWorker
+from potluck.wire.work import FromWorker, LoadFailed
 from potluck.wire.worker_settings import WorkerSettings
 
 Send = Callable[[SendTo], None]
@@ -48,7 +49,7 @@ class ShardServer:
         self.supervisor = WorkerSupervisor(worker, self._on_worker_message, self._on_worker_lost)
         self._send = send
         self._loop = asyncio.get_running_loop()
-        self._loaded = asyncio.Event()
+        self._settled = asyncio.Event()  # loaded, or known not to be
         self._failure = ""
 
     def __repr__(self) -> str:
@@ -63,10 +64,13 @@ class ShardServer:
         return shard_id(self.settings.model, self.settings.stage.start, self.settings.stage.stop)
 
     async def start(self) -> None:
-        """Loads the weights and returns when the shard is warm."""
+        """Loads the weights and returns when the shard is warm. Raises ShardUnavailable where they cannot be loaded."""
+        self._failure = ""
         self.core.load()
         self._carry_out()
-        await self._loaded.wait()
+        await self._settled.wait()
+        if self._failure:
+            raise ShardUnavailable(f"{self.shard_id} cannot be loaded: {self._failure}")
 
     def deliver(self, sender: bytes, message: Message, body: bytes) -> None:
         self.core.on_message(sender, message, body, self._loop.time(), self._worker_idle_us())
@@ -85,11 +89,13 @@ class ShardServer:
     def _on_worker_message(self, message: FromWorker, body: bytes) -> None:
         self.core.on_worker_message(message, body, self._loop.time())
         self._carry_out()
-        if self.core.state.is_loaded:
-            self._loaded.set()
+        if isinstance(message, LoadFailed):
+            self._failure = f"{message.code}: {message.message}"
+        if self.core.state.is_loaded or self._failure:
+            self._settled.set()
 
     def _on_worker_lost(self, reason: str) -> None:
-        self._loaded.clear()
+        self._settled.clear()
         self.core.on_worker_lost(reason)
         self._carry_out()
 
@@ -113,7 +119,7 @@ class ShardServer:
 
     def evict_if_idle(self) -> None:
         if self.core.evict_if_idle(self._loop.time()):
-            self._loaded.clear()
+            self._settled.clear()
         self._carry_out()
 
     async def evict(self) -> None:

@@ -18,6 +18,7 @@ from potluck.weights.host_files import exclusive_lock
 
 Notice = Callable[[str], None]
 _LONGEST_COMPILATION_S = 120.0
+_LOADED: dict[str, dict[str, Any]] = {}  # by processor: a process loads each kernel once, however many engines it has
 
 
 class KernelLibrary:
@@ -27,7 +28,7 @@ class KernelLibrary:
         self.processor = processor or detect()
         self._index = list(PROCESSORS).index(self.processor)
         self._notice = notice
-        self._kernels: dict[str, Any] = {}
+        self._kernels = _LOADED.setdefault(self.processor, {})
 
     def __repr__(self) -> str:
         return f"<KernelLibrary {self.processor}: {', '.join(sorted(self._kernels))}>"
