@@ -1,6 +1,7 @@
 """`potluck up`: serve some layers of a model to other machines until told to stop."""
 
 import asyncio
+import gc
 import signal
 from typing import Annotated
 
@@ -70,6 +71,9 @@ async def _serve(
             loading.result()  # raises where the layers cannot be loaded
             if metrics is not None:
                 notice(f"metrics at http://{await page.start(metrics)}/metrics")
+            # What exists now stays: the collector need not look at it again while tokens are waiting.
+            gc.collect()
+            gc.freeze()
             address = await node.listen(listen)
             _announce(server.shard_id, address, node.id, server.supervisor.pid or 0, as_json)
             await stopping
