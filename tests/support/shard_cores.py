@@ -5,7 +5,28 @@ import msgspec
 from potluck.core.sampling_params import SamplingParams
 from potluck.shard.core import ShardCore, ShardSettings, Work
 from potluck.wire.effects import SendTo
-from potluck.wire.messages import Boundary, Hop, Message, Open, Sampler, Stage, Step, Wiring
+from potluck.wire.messages import (
+    Boundary,
+    Close,
+    Credit,
+    Fault,
+    Hop,
+    Message,
+    Open,
+    Opened,
+    Probe,
+    Probed,
+    Refused,
+    Replay,
+    Result,
+    Rewire,
+    Rewired,
+    Sampler,
+    Stage,
+    Step,
+    Truncate,
+    Wiring,
+)
 from potluck.wire.work import BatchDone, FromWorker, Loaded, RunBatch, SessionOpened, ToWorker, WorkOutput
 
 ROW_BYTES = 8
@@ -147,3 +168,24 @@ class CoreBench:
 
 def boundary(layer: int, codec: str) -> Boundary:
     return Boundary(layer, codec)  # type: ignore[arg-type]
+
+
+def every_message(session: bytes) -> list[tuple[Message, bytes]]:
+    """Everything that names a session, each as it would be valid from whoever may send it."""
+    wiring = wiring_of(MIDDLE)
+    return [
+        (opening(MIDDLE, int.from_bytes(session, "big")), b""),
+        (Opened(session, 0), b""),
+        (Refused(session, 0, "bad_request", ""), b""),
+        (Step(session, 0, 5, 1, 3, "fp32", True), bytes(ROW_BYTES)),
+        (Result(session, 0, 5, 3), b""),
+        (Rewire(session, 1, 0, wiring), b""),
+        (Rewired(session, 1, 0, 0), b""),
+        (Replay(session, 0, 0, 5), b""),
+        (Truncate(session, 0, 0), b""),
+        (Credit(session, 0, 5), b""),
+        (Close(session), b""),
+        (Probe(session, 3), b""),
+        (Probed(session, 3, True, 0, 0, 0), b""),
+        (Fault(session, 0, "x", "y", None), b""),
+    ]

@@ -123,6 +123,7 @@ class _Outage:
 
 
 _LONGEST_USUAL_STEP_S = 1.0  # whatever a shard says of itself, silence is looked into after six times this
+_PATIENCE_WITHOUT_RESULT = 10  # stall timeouts, where shards say that they are being fed
 _NO_HOLDER = ("shard_unavailable", "no shard covers some layers")
 # Codes that say that a node will not do, now or later.
 _UNFIT = frozenset({"shard_corruption", "weights_mismatch"})
@@ -167,6 +168,10 @@ class Generation:
         self._progress_probe_s = 0.0
         self._probing: _Probing | None = None
         self._nonce = 0
+        self._is_feeding = False  # since an epoch began with empty stages, until its first result
+        self._furthest = 0  # the sum of all positions that shards have reported meanwhile
+        self._result_s = 0.0
+        self._doubted: set[bytes] = set()  # said once that they had not got what another said it had sent
         self._excluded: set[bytes] = set()
         self._distrusted: set[bytes] = set()  # sent rubbish: not taken back, even where nobody else is left
         self._fruitless = 0
@@ -215,6 +220,7 @@ class Generation:
 
     def start(self, now_s: float) -> None:
         assert self.phase is Phase.NEW
+        self._result_s = now_s
         self._progress(now_s)
         self._form(now_s)
 
@@ -263,6 +269,7 @@ class Generation:
         self._in_flight.clear()
         self._probing = None
         self._is_ring_running = False
+        self._furthest = 0
         self._awaiting = {stage.session for stage in self._stages}
         for index, stage in enumerate(self._stages):
             wiring = self._wiring(index, plan.forward_from[index])
@@ -341,6 +348,7 @@ class Generation:
                 return self._again(now_s)
         for feed in self._feeds:
             self._feed(feed)
+        self._is_feeding = bool(self._feeds)
         for stage in self._stages:
             stage.is_empty = False
         self.phase = Phase.RUNNING
@@ -431,6 +439,7 @@ class Generation:
                 [stage], f"chose token {message.token}, which the model does not have", now_s, "shard_corruption"
             )
         self._confirmed = message.position
+        self._result_s, self._is_feeding = now_s, False
         while self._in_flight and self._in_flight[0].stop <= message.position:
             self._in_flight.popleft()
         if message.token is not None:
@@ -625,11 +634,22 @@ class Generation:
         dead = [stage for stage in self._stages if not self._looks_alive(stage, answers.get(stage.session))]
         if dead:
             return self._fail(dead, "does not answer", now_s)
-        if now_s - self._progress_s >= self.settings.stall_timeout_s:
+        if self._is_feeding and self._has_moved(answers, now_s):
+            self._progress_s = now_s
+        elif now_s - self._progress_s >= self.settings.stall_timeout_s:
             stalled = self._located(answers)
             self._last_refusal = ("pipeline_stalled", "no progress within the time allowed")
             return self._fail([stalled], "made no progress", now_s, "pipeline_stalled")
         return None
+
+    def _has_moved(self, answers: dict[bytes, Probed], now_s: float) -> bool:
+        """Whether shards work through what a new one is fed, of which no result comes. Not believed for ever."""
+        total = sum(
+            min(a.position_in, len(self.tokens)) + min(a.position_out, len(self.tokens)) for a in answers.values()
+        )
+        has_moved = total > self._furthest
+        self._furthest = max(self._furthest, total)
+        return has_moved and now_s - self._result_s < _PATIENCE_WITHOUT_RESULT * self.settings.stall_timeout_s
 
     def _looks_alive(self, stage: HeadStage, answer: Probed | None) -> bool:
         if answer is None:
@@ -640,19 +660,28 @@ class Generation:
         return answer.is_known and not is_silent
 
     def _located(self, answers: dict[bytes, Probed]) -> HeadStage:
-        """The stage that has taken more than it has given; or the first that lacks what its predecessor has given.
+        """The stage that has taken more than it has given, or whose gift nobody got.
 
         While an epoch is being formed: the first that has not answered.
         """
         if self.phase is Phase.FORMING:
             return next(stage for stage in self._stages if stage.session in self._awaiting)
-        given = self._sent
+        given, giver = self._sent, None
         for stage in self._stages:
             answer = answers[stage.session]
-            if answer.position_in > answer.position_out or answer.position_in < given:
+            if answer.position_in < given:
+                return self._of_two(giver, stage)
+            if answer.position_in > answer.position_out:
                 return stage
-            given = answer.position_out
+            given, giver = answer.position_out, stage
         return self._stages[-1]
+
+    def _of_two(self, giver: HeadStage | None, taker: HeadStage) -> HeadStage:
+        """One says that it has given, the other that it has got nothing: the giver first; where that did not help, the taker."""
+        if giver is None or taker.placed.node in self._doubted:
+            return taker
+        self._doubted.add(taker.placed.node)
+        return giver
 
     # ------------------------------------------------------------ the end
 

@@ -200,7 +200,8 @@ class PipelineOrchestrator:
             return list(params.pipeline)
         candidates = self._candidates(request, params.fallback_to_local)
         own = [Placed(self._node, "", stage) for stage in params.own_layers]
-        placed = cover_around(candidates, own, request.layer_count)
+        reachable = [candidate for candidate in candidates if self._is_reachable(candidate.node)]
+        placed = cover_around(reachable, own, request.layer_count) or cover_around(candidates, own, request.layer_count)
         if placed is None:
             raise ShardUnavailable(self.store.explain_gap(request.model, request.weights_sha256, request.layer_count))
         if len(placed) > params.max_shards_per_request:
@@ -208,6 +209,9 @@ class PipelineOrchestrator:
                 f"{len(placed)} shards would be needed; at most {params.max_shards_per_request} may be used"
             )
         return placed
+
+    def _is_reachable(self, node: bytes) -> bool:
+        return node == self._node or self._links.is_linked(node)
 
     def _candidates(self, request: GenerationRequest, allows_local: bool) -> list[Candidate]:
         return self.store.candidates(request.model, request.weights_sha256, request.arithmetic, allows_local)
@@ -219,7 +223,7 @@ class PipelineOrchestrator:
             reachable = [
                 c
                 for c in self._candidates(request, allows_local and params.fallback_to_local)
-                if c.node == self._node or self._links.is_linked(c.node)
+                if self._is_reachable(c.node)
             ]
             return replace_gaps(kept, reachable, excluded, request.layer_count)
 

@@ -1,9 +1,12 @@
 """One generation, driven by hand: feeding a pipeline, ends, slow readers, and everything that can go wrong with its shards."""
 
+import os
+
 import pytest
 
 from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover, ShardStatus, TokenDelta
-from potluck.orchestrator.generation import Phase
+from potluck.orchestrator.generation import Generation, Phase
+from potluck.planner.cover import Placed
 from potluck.wire.messages import (
     Close,
     Credit,
@@ -615,7 +618,7 @@ def test_a_stall_while_forming_is_blamed_on_who_has_not_answered() -> None:
         ({"n1": (7, 6), "n2": (6, 6), "n3": (6, 6)}, 1),  # took it, gave nothing
         ({"n1": (6, 6), "n2": (6, 6), "n3": (6, 6)}, 1),  # never took what the head sent
         ({"n1": (7, 7), "n2": (7, 6), "n3": (6, 6)}, 2),
-        ({"n1": (7, 7), "n2": (6, 6), "n3": (6, 6)}, 2),
+        ({"n1": (7, 7), "n2": (6, 6), "n3": (6, 6)}, 1),  # says that it gave; nobody got it
         ({"n1": (7, 7), "n2": (7, 7), "n3": (7, 6)}, 3),
         ({"n1": (7, 7), "n2": (7, 7), "n3": (7, 7)}, 3),  # computed, and never told the head
     ],
@@ -630,6 +633,57 @@ def test_a_stall_is_located(positions: dict[str, tuple[int, int]], culprit: int)
     [status] = bench.kinds(ShardStatus)
     assert status.node == node(culprit).hex()  # type: ignore[union-attr]
     assert second >= 5.0
+
+
+def stall(bench: HeadBench, **positions: tuple[int, int]) -> str:
+    """Time passes until somebody else is blamed; who that is."""
+    before = len(bench.kinds(ShardStatus))
+    limit_s = bench.now_s + 60
+    while len(bench.kinds(ShardStatus)) == before and bench.now_s < limit_s:
+        bench.wake(bench.now_s + 0.3)
+        bench.probed(**positions)
+    return bench.kinds(ShardStatus)[-1].node[:2]  # type: ignore[union-attr]
+
+
+def test_where_one_says_it_gave_and_the_other_that_it_got_nothing_the_giver_goes_first_and_then_the_taker() -> None:
+    bench = decoded(2, stall_timeout_s=5.0)
+    assert stall(bench, n1=(7, 7), n2=(6, 6), n3=(6, 6)) == "01"
+    bench.answer_all()
+    assert stall(bench, n11=(7, 7), n2=(6, 6), n3=(6, 6)) == "02"
+    assert bench.places == [(11, 0, 2), (12, 3, 5), (3, 6, 7)]
+
+
+def test_a_long_feed_is_no_stall_while_it_moves_and_is_not_believed_for_ever() -> None:
+    bench = decoded(10, prompt=400, stall_timeout_s=5.0)
+    bench.lose(2)
+    bench.answer_all()
+    second = 0.0
+    while not bench.kinds(ShardStatus)[1:] and second < 200:
+        second += 0.3
+        bench.wake(second)
+        bench.probed(n1=(410, 410), n12=(int(second), int(second)), n3=(410, 410))
+    assert 50 <= second < 70  # ten times the timeout, although it claims to go on
+
+    bench = decoded(10, prompt=400, stall_timeout_s=5.0)
+    bench.lose(2)
+    bench.answer_all()
+    second = 0.0
+    while not bench.kinds(ShardStatus)[1:] and second < 200:
+        second += 0.3
+        bench.wake(second)
+        bench.probed(n1=(410, 410), n12=(3, 2), n3=(410, 410))
+    assert 5 <= second < 7
+
+
+@pytest.mark.parametrize("step_us", [10**15, -(10**15)])
+def test_what_a_shard_claims_of_its_speed_does_not_keep_silence_from_being_looked_into(step_us: int) -> None:
+    bench = HeadBench()
+    claims = [Placed(p.node, p.address, p.stage, step_us) for p in bench.generation.stages]
+    bench.generation = Generation(
+        bench.generation.request, claims, bench._repick, bench.generation.settings, lambda: os.urandom(16), HEAD
+    )
+    bench.start()
+    assert bench.wake(10.0) != []
 
 
 def test_a_stall_without_a_spare_ends_with_its_own_code() -> None:

@@ -50,6 +50,7 @@ from tests.support.shard_cores import (
     WHOLE,
     CoreBench,
     boundary,
+    every_message,
     opening,
     sampler_of,
     session_id,
@@ -823,27 +824,6 @@ def test_a_probe_for_an_unknown_session_is_answered_so() -> None:
 
 
 # ---------------------------------------------------------------- who is not part of a session
-
-
-def every_message(session: bytes) -> list[tuple[Message, bytes]]:
-    """Everything that names a session, each as it would be valid from whoever may send it."""
-    wiring = wiring_of(MIDDLE)
-    return [
-        (opening(MIDDLE, int.from_bytes(session, "big")), b""),
-        (Opened(session, 0), b""),
-        (Refused(session, 0, "bad_request", ""), b""),
-        (Step(session, 0, 5, 1, 3, "fp32", True), bytes(ROW_BYTES)),
-        (Result(session, 0, 5, 3), b""),
-        (Rewire(session, 1, 0, wiring), b""),
-        (Rewired(session, 1, 0, 0), b""),
-        (Replay(session, 0, 0, 5), b""),
-        (Truncate(session, 0, 0), b""),
-        (Credit(session, 0, 5), b""),
-        (Close(session), b""),
-        (Probe(session, 3), b""),
-        (Probed(session, 3, True, 0, 0, 0), b""),
-        (Fault(session, 0, "x", "y", None), b""),
-    ]
 
 
 @pytest.mark.parametrize("outsider", [STRANGER, OTHER_HEAD, AFTER])

@@ -19,7 +19,7 @@ from potluck.engine.kernels.layout import BLOCK, LAYOUT_BY_CODE, FloatLayout, Qu
 from potluck.engine.kernels.memory import BATCH_ROWS, KERNEL, KERNEL_OPTIONS, words
 from potluck.engine.kernels.processor import PROCESSORS, ROWS, Processor
 
-PREFETCH_BYTES = 1536
+PREFETCH_BYTES = 4096
 PROCESSOR_NAMES = tuple(PROCESSORS)
 _CACHE_BYTES = (
     192 * 1024
@@ -73,11 +73,10 @@ class _Tile:
         def body(index: ir.Value) -> None:
             address = e.add(self.at.weights, e.mul(index, layout.super_bytes))
             first_block = e.mul(index, layout.blocks_per_super)
-            if self.tokens == 1 or halves[0] == 0:
-                for line in range(0, layout.super_bytes, 64):
-                    e.prefetch(address, PREFETCH_BYTES + line)
             scales = {half: self._super_scales(address, half) for half in halves}
             for part in range(layout.blocks_per_super):
+                if self.tokens == 1 or halves[0] == 0:
+                    self._prefetch(address, part)
                 for half in halves:
                     self._block(address, part, e.add(first_block, part), half, scales[half], sums)
 
@@ -85,6 +84,13 @@ class _Tile:
         for (half, token), total in sums.items():
             place = e.add(e.mul(e.mul(self.at.stride, token), 4), half * self.lanes * 4)
             e.store(total.get(), self.at.output, place)
+
+    def _prefetch(self, address: ir.Value, part: int) -> None:
+        """The lines of one block, some way ahead: a few at a time, as a burst would only wait for itself."""
+        begin = part * self.layout.super_bytes // self.layout.blocks_per_super
+        end = (part + 1) * self.layout.super_bytes // self.layout.blocks_per_super
+        for line in range(-(-begin // 64) * 64, end, 64):
+            self.e.prefetch(address, PREFETCH_BYTES + line)
 
     def _halves(self, address: ir.Value, offset: int, half: int) -> Lanes:
         raw = self.e.load(vector(I16, self.lanes), address, offset + half * self.lanes * 2)

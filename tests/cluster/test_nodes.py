@@ -1,0 +1,109 @@
+"""A node in this process with a real worker: layers that cannot be loaded, shards that load on demand and are evicted."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from potluck.core.errors import ShardUnavailable
+from potluck.core.sampling_params import SamplingParams
+from potluck.net.loop import run
+from potluck.node.asking import RemoteModel
+from potluck.node.node import Node
+from potluck.node.serving import ServingSettings, parse_stage, read_stored_model, serve
+from potluck.orchestrator.frames import ShardStatus, StreamFrame, TokenDelta
+from potluck.orchestrator.generation import GenerationSettings
+from potluck.orchestrator.orchestrator import DistributedChatParams
+from potluck.weights.store import ModelStore
+from tests.support.shard_cores import every_message
+from tests.support.swarms import TINY, frames_of, head_node, stored_tiny, tokens_of
+
+
+def served(node: Node, home: Path, layers: str | None = None, **changes: object) -> None:
+    stored_tiny(home)
+    stored = read_stored_model(ModelStore(home / "models"), TINY)
+    serve(node, msgspec.structs.replace(stored, **changes), parse_stage(layers, 8), ServingSettings())
+
+
+def test_layers_that_cannot_be_loaded_say_so_instead_of_waiting_for_ever(models_home: Path, tmp_path: Path) -> None:
+    async def start() -> None:
+        async with head_node([]) as node:
+            served(node, models_home, path=tmp_path / "gone.gguf")
+            with pytest.raises(ShardUnavailable, match="cannot be loaded: "):
+                await asyncio.wait_for(node.shards[0].start(), 60)
+
+    run(start())
+
+
+def test_a_shard_loads_at_the_first_open_and_again_after_its_eviction(models_home: Path) -> None:
+    async def ask() -> None:
+        async with head_node([]) as shard:
+            served(shard, models_home)
+            address = await shard.listen("127.0.0.1:0")
+            async with head_node([address]) as node:
+                model = await RemoteModel.find(node, TINY)
+                request = model.request(range(1, 20), SamplingParams(), 8)
+                [server] = shard.shards
+                assert server.supervisor.pid is None  # on offer, and nothing in memory
+                first = tokens_of(await frames_of(node, request, DistributedChatParams()))
+                await asyncio.sleep(0.05)
+                assert server.supervisor.pid is not None
+                worker = psutil.Process(server.supervisor.pid)
+                await server.evict()
+                assert server.supervisor.pid is None
+                await asyncio.to_thread(worker.wait, 10)  # the process ends, and with it all its memory
+                assert tokens_of(await frames_of(node, request, DistributedChatParams())) == first
+
+    run(ask())
+
+
+def test_a_shard_with_a_session_is_not_evicted(models_home: Path) -> None:
+    async def ask() -> None:
+        async with head_node([]) as shard:
+            served(shard, models_home)
+            address = await shard.listen("127.0.0.1:0")
+            async with head_node([address]) as node:
+                model = await RemoteModel.find(node, TINY)
+                request = msgspec.structs.replace(model.request(range(1, 20), SamplingParams(), 200), eos=())
+                count = 0
+                async for _ in node.orchestrator.chat(request, DistributedChatParams()):
+                    count += 1
+                    if count == 5:
+                        await shard.shards[0].evict()
+                assert count == 201
+
+    run(ask())
+
+
+@pytest.mark.parametrize("uses_ring", [True, False])
+def test_a_member_that_is_not_part_of_a_session_has_no_effect_on_it(uses_ring: bool, models_home: Path) -> None:
+    """It knows the session's id, has links of its own to shard and head, and says everything there is to say, all the time."""
+
+    async def ask() -> tuple[list[int], list[StreamFrame], int]:
+        async with head_node([]) as shard, head_node([]) as node, head_node([]) as stranger:
+            served(shard, models_home)
+            address = await shard.listen("127.0.0.1:0")
+            await node.orchestrator.connect([address])
+            await stranger.links.connect(address)
+            await stranger.links.connect(await node.listen("127.0.0.1:0"))
+            model = await RemoteModel.find(node, TINY)
+            request = model.request(range(1, 20), SamplingParams(), 40)
+            params = DistributedChatParams(settings=GenerationSettings(uses_ring=uses_ring))
+            alone = tokens_of(await frames_of(node, request, params))
+            frames: list[StreamFrame] = []
+            async for frame in node.orchestrator.chat(request, params):
+                frames.append(frame)
+                if isinstance(frame, TokenDelta):
+                    [session] = node.orchestrator._running[0].generation.sessions
+                    for message, body in every_message(session):
+                        stranger.links.send(shard.id, None, message, body)
+                        stranger.links.send(node.id, None, message, body)
+            counted = sum(shard.shards[0].core.counters.values()) + sum(shard.counters.values())
+            return alone, frames, counted
+
+    alone, frames, counted = run(ask())
+    assert tokens_of(frames) == alone
+    assert [frame for frame in frames if isinstance(frame, ShardStatus)] == []
+    assert counted > 10 * len(alone)

@@ -1,0 +1,224 @@
+"""Many questions and generations over shared links: every answer reaches the one that waits for it, and nobody else's counts.
+
+pmetal's multiplexer cases in our names: a nonce names a question, a session a generation.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from potluck.core.errors import BadRequest, ShardUnavailable
+from potluck.core.sampling_params import SamplingParams
+from potluck.net.memory import MemoryNetwork
+from potluck.net.peers import PeerLinks
+from potluck.orchestrator.frames import Finished, StreamFrame, TokenDelta
+from potluck.orchestrator.generation import GenerationRequest, GenerationSettings
+from potluck.orchestrator.orchestrator import DistributedChatParams, PipelineOrchestrator
+from potluck.planner.cover import Placed
+from potluck.telemetry.metrics import Metrics
+from potluck.wire.effects import SendTo
+from potluck.wire.messages import Close, Describe, Described, Failed, Open, Opened, Result, Stage, Step
+
+HEAD, SHARD, STRANGER = b"H" * 32, b"S" * 32, b"X" * 32
+WHOLE = (Placed(SHARD, "", Stage(0, 2, True, True)),)
+
+
+class Switchboard:
+    """An orchestrator whose messages lie in `sent`, to be answered by the test."""
+
+    def __init__(self) -> None:
+        self.sent: list[SendTo] = []
+        links = PeerLinks(HEAD, MemoryNetwork().transport(HEAD), lambda *_: None, lambda *_: None)
+        self.orchestrator = PipelineOrchestrator(HEAD, links, self.sent.append, Metrics())
+
+    def take(self) -> list[SendTo]:
+        sent, self.sent[:] = list(self.sent), []
+        return sent
+
+    def describe(self, sender: bytes, nonce: int, version: str) -> None:
+        self.orchestrator.on_answer(sender, Described(nonce, sender, version, (), 1, ()), b"")
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+async def soon() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_answers_are_matched_by_nonce_in_any_order() -> None:
+    async def ask_three() -> None:
+        board = Switchboard()
+        asked = [asyncio.ensure_future(board.orchestrator.ask(SHARD, Describe)) for _ in range(3)]
+        await soon()
+        nonces = [effect.message.nonce for effect in board.take()]  # type: ignore[union-attr]
+        assert len(set(nonces)) == 3  # a handler is never replaced: no two questions share a nonce
+        for nonce in (nonces[2], nonces[0], nonces[1]):
+            board.describe(SHARD, nonce, f"answer {nonce}")
+        answers = [(await future)[0].version for future in asked]  # type: ignore[union-attr]
+        assert answers == [f"answer {nonce}" for nonce in nonces]
+
+    run(ask_three())
+
+
+def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
+    async def answer() -> None:
+        board = Switchboard()
+        board.describe(SHARD, 99, "unasked")
+        asked = asyncio.ensure_future(board.orchestrator.ask(SHARD, Describe))
+        await soon()
+        [effect] = board.take()
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        board.describe(SHARD, effect.message.nonce, "too late")  # type: ignore[union-attr]
+        assert board.orchestrator._answers == {}
+
+    run(answer())
+
+
+def test_an_answer_counts_only_from_whoever_was_asked() -> None:
+    """Nonces can be guessed: a stranger must not speak for another node."""
+
+    async def answer() -> None:
+        board = Switchboard()
+        asked = asyncio.ensure_future(board.orchestrator.ask(SHARD, Describe))
+        await soon()
+        nonce = board.take()[0].message.nonce  # type: ignore[union-attr]
+        board.describe(STRANGER, nonce, "false")
+        board.orchestrator.on_answer(STRANGER, Failed(nonce, "bad_request", "go away"), b"")
+        assert not asked.done()
+        board.describe(SHARD, nonce, "true")
+        assert (await asked)[0].version == "true"  # type: ignore[union-attr]
+
+    run(answer())
+
+
+def test_a_failed_answer_is_raised_as_what_it_says() -> None:
+    async def answer() -> None:
+        board = Switchboard()
+        asked = asyncio.ensure_future(board.orchestrator.ask(SHARD, Describe))
+        await soon()
+        board.orchestrator.on_answer(SHARD, Failed(board.take()[0].message.nonce, "model_not_found", "no"), b"")  # type: ignore[union-attr]
+        with pytest.raises(BadRequest, match="model_not_found: no"):
+            await asked
+
+    run(answer())
+
+
+# ---------------------------------------------------------------- generations over one link
+
+
+def request(count: int = 3) -> GenerationRequest:
+    return GenerationRequest(
+        model="m", weights_sha256="a" * 64, arithmetic=1, layer_count=2, prompt=(1, 2), max_tokens=count,
+        params=SamplingParams(), eos=(),
+    )  # fmt: skip
+
+
+PARAMS = DistributedChatParams(settings=GenerationSettings(uses_ring=False), pipeline=WHOLE)
+
+
+@asynccontextmanager
+async def chatting(board: Switchboard) -> AsyncIterator[tuple["asyncio.Task[list[StreamFrame]]", bytes]]:
+    """A chat in a task of its own, and its session, which is open."""
+
+    async def collect() -> list[StreamFrame]:
+        return [frame async for frame in board.orchestrator.chat(request(), PARAMS)]
+
+    task = asyncio.ensure_future(collect())
+    await soon()
+    [opened] = [effect.message for effect in board.take() if isinstance(effect.message, Open)]
+    board.orchestrator.on_message(SHARD, opened.session, Opened(opened.session, 0))
+    yield task, opened.session
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_results_of_several_generations_reach_each_its_own() -> None:
+    async def two() -> None:
+        board = Switchboard()
+        async with chatting(board) as (first, one), chatting(board) as (second, two):
+            assert one != two
+            for position in (2, 3, 4):
+                assert board.orchestrator.on_message(SHARD, two, Result(two, 0, position, 20 + position))
+                assert board.orchestrator.on_message(SHARD, one, Result(one, 0, position, 10 + position))
+                await soon()
+            for task, base in ((first, 10), (second, 20)):
+                frames = await task
+                assert [f.token for f in frames if isinstance(f, TokenDelta)] == [base + 2, base + 3, base + 4]
+                assert frames[-1] == Finished("length", 3, 0)
+            assert board.orchestrator.pipelines == ()
+
+    run(two())
+
+
+def test_a_session_that_nobody_knows_is_nobodys() -> None:
+    async def ask() -> None:
+        board = Switchboard()
+        async with chatting(board) as (_, session):
+            assert not board.orchestrator.on_message(SHARD, bytes(16), Result(bytes(16), 0, 2, 7))
+            # Known, but not that sender's: no effect but a counter.
+            assert board.orchestrator.on_message(STRANGER, session, Result(session, 0, 2, 7))
+            [running] = board.orchestrator._running
+            assert running.generation.generated == []
+            assert running.generation.counters["unknown_session"] == 1
+
+    run(ask())
+
+
+def test_pipelines_past_the_limit_are_refused() -> None:
+    async def ask() -> None:
+        board = Switchboard()
+        board.orchestrator.max_concurrent_pipelines = 1
+        async with chatting(board):
+            with pytest.raises(ShardUnavailable, match="all 1 pipelines are in use"):
+                await anext(board.orchestrator.chat(request(), PARAMS))
+        async with chatting(board):
+            pass
+
+    run(ask())
+
+
+def test_a_reader_that_leaves_closes_the_session_and_stops_the_timer() -> None:
+    async def ask() -> None:
+        board = Switchboard()
+        async with chatting(board) as (task, session):
+            board.take()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert [e.message for e in board.take()] == [Close(session)]
+            assert board.orchestrator.pipelines == ()
+            await asyncio.sleep(0.3)  # longer than a probe's deadline
+            assert board.take() == []
+
+    run(ask())
+
+
+def test_a_loss_reaches_every_generation_that_uses_the_node() -> None:
+    async def ask() -> None:
+        board = Switchboard()
+        async with chatting(board) as (first, _), chatting(board) as (second, _):
+            board.take()
+            board.orchestrator.on_lost(SHARD, "reset")
+            assert [type(e.message) for e in board.take()] == [Close, Close]
+            board.orchestrator.on_lost(STRANGER, "reset")
+            assert board.take() == []
+            assert not first.done()
+            assert not second.done()
+
+    run(ask())
+
+
+def test_steps_go_out_with_the_prompt() -> None:
+    async def ask() -> None:
+        board = Switchboard()
+        async with chatting(board):
+            [effect] = [effect for effect in board.take() if isinstance(effect.message, Step)]
+            assert (effect.node, effect.body) == (SHARD, b"\x01\0\0\0\x02\0\0\0")
+
+    run(ask())
