@@ -117,7 +117,7 @@ def _two_sides(settings: PipelineBenchSettings, shards: int, say: Say) -> tuple[
 async def _compare(
     settings: PipelineBenchSettings, ours: OwnEngine, swarm: LocalSwarm, shards: int
 ) -> tuple[PipelineReport, list[HopFigures]]:
-    prompt = [100 + i * 7919 % 5000 for i in range(settings.prefill_tokens)]
+    prompt = [100 + i * 7919 % 1500 for i in range(settings.prefill_tokens)]
     unsplit, split, unsplit_prefill, split_prefill, batched = [], [], [], [], []
     timings: list[StepTiming] = []
     async with connected(swarm, settings.model) as head:

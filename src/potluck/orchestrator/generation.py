@@ -123,6 +123,7 @@ class _Outage:
 
 
 _LONGEST_USUAL_STEP_S = 1.0  # whatever a shard says of itself, silence is looked into after six times this
+_PATIENCE_WHILE_OPENING = 4  # times the usual, with a worker that reads weights or compiles
 _PATIENCE_WITHOUT_RESULT = 10  # stall timeouts, where shards say that they are being fed
 _NO_HOLDER = ("shard_unavailable", "no shard covers some layers")
 # Codes that say that a node will not do, now or later.
@@ -654,10 +655,11 @@ class Generation:
     def _looks_alive(self, stage: HeadStage, answer: Probed | None) -> bool:
         if answer is None:
             return False
-        if stage.session in self._awaiting and stage.is_new:
-            return True  # still being opened, perhaps loading
-        is_silent = answer.worker_idle_us > self.settings.worker_patience_s * 1e6
-        return answer.is_known and not is_silent
+        is_opening = (
+            stage.session in self._awaiting and stage.is_new
+        )  # perhaps loading: it knows nothing yet, and may be slow
+        patience_s = self.settings.worker_patience_s * (_PATIENCE_WHILE_OPENING if is_opening else 1)
+        return (answer.is_known or is_opening) and answer.worker_idle_us <= patience_s * 1e6
 
     def _located(self, answers: dict[bytes, Probed]) -> HeadStage:
         """The stage that has taken more than it has given, or whose gift nobody got.

@@ -70,6 +70,7 @@ class WorkerProcess(asyncio.Protocol):
         self._reap_timer: asyncio.TimerHandle | None = None
         self._ended = self._loop.create_future()
         self.last_sign_of_life = self._loop.time()
+        self.has_spoken = False  # until then it is starting up, and its silence means nothing
         self.progress = 0  # finished batches, as of the last pong
 
     @classmethod
@@ -147,6 +148,7 @@ class WorkerProcess(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.last_sign_of_life = self._loop.time()
+        self.has_spoken = True
         try:
             frames = self._decoder.feed(data)
         except ProtocolViolation as error:

@@ -88,7 +88,8 @@ class WorkerSupervisor:
 
     @property
     def is_busy(self) -> bool:
-        return self._worker is not None and self._worker.is_busy
+        """Whether it is up and owes an answer, so that its silence means something."""
+        return self._worker is not None and self._worker.is_busy and self._worker.has_spoken
 
     def send(self, message: ToWorker, *parts: bytes | memoryview) -> None:
         if isinstance(message, Load):

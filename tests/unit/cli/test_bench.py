@@ -64,7 +64,7 @@ def test_rows() -> None:
         "0.80",
         "≥ 1.0",
         "no",
-        "engine was there first",
+        "engine was there first; rounds of one thread spread by ±0.0%",
     )
 
 

@@ -598,6 +598,24 @@ def test_a_shard_that_is_still_loading_is_given_time() -> None:
     assert bench.kinds(ShardStatus) == []
 
 
+def test_a_worker_that_freezes_while_a_session_is_opened_is_found_long_before_the_stall_timeout() -> None:
+    bench = decoded(3, stall_timeout_s=30.0, spares=((12, 3, 5), (22, 3, 5)))
+    bench.lose(2)
+    for effect in list(bench.sent):
+        if isinstance(effect.message, Rewire):
+            bench.tell(effect.node, Rewired(effect.message.session, 1, effect.message.length, 0))
+    second = 0.0
+    while not bench.kinds(ShardStatus)[1:] and second < 30:
+        second += 0.3
+        for effect in bench.wake(second):
+            is_frozen = effect.node == node(12)
+            idle_us = int(second * 1e6) if is_frozen else 0
+            if isinstance(effect.message, Probe):
+                bench.tell(effect.node, Probed(effect.message.session, effect.message.nonce, True, idle_us, 7, 7))
+    assert 2.0 <= second < 3.5
+    assert bench.places[1] == (22, 3, 5)
+
+
 def test_a_stall_while_forming_is_blamed_on_who_has_not_answered() -> None:
     bench = decoded(3, stall_timeout_s=5.0)
     bench.lose(2)
