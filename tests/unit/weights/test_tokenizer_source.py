@@ -1,5 +1,5 @@
 """Tokenizers out of metadata and folders: defaults, ends, and every lie named with file and field."""
-# ruff: noqa: E501  # one lie a line
+# one lie a line
 
 import copy
 import json
