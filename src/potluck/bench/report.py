@@ -127,11 +127,10 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     ratio: float | None
     detail: str = ""
-    noise: float = 0.0  # half the spread of equal rounds: two that differ by less are equally fast
 
     @property
     def is_met(self) -> bool | None:
-        return None if self.ratio is None else self.bar.is_met(self.ratio + self.noise, self.threads)
+        return None if self.ratio is None else self.bar.is_met(self.ratio, self.threads)
 
 
 def lines(report: EngineReport) -> list[Line]:
@@ -185,9 +184,9 @@ def _busy_line(figures: BusyCoreFigures) -> Line:
     beside = (figures.two_threads_started_beside, figures.one_thread_started_beside)
     worse = min(before, beside, key=lambda pair: statistics.median(pair[0]) / statistics.median(pair[1]))
     line = _own_line("busy_core", None, *worse, "tokens/s")
-    noise = (max(worse[1]) - min(worse[1])) / 2 / statistics.median(worse[1])
+    spread = (max(worse[1]) - min(worse[1])) / 2 / statistics.median(worse[1])
     what = "engine started beside it" if worse is beside else "engine was there first"
-    return msgspec.structs.replace(line, noise=noise, detail=f"{what}; rounds of one thread spread by ±{noise:.1%}")
+    return msgspec.structs.replace(line, detail=f"{what}; rounds of one thread spread by ±{spread:.1%}")
 
 
 def missed(report: EngineReport) -> list[Line]:

@@ -36,7 +36,6 @@ from potluck.weights.checkpoint import Checkpoint
 
 Floats = npt.NDArray[np.float32]
 _Round = Callable[[Floats], Floats]
-ARITHMETIC_VERSION = 1
 _BUFFER_FLOATS = 4 << 20  # bound on the widest buffer, which sets how many rows go through the layers at once
 _MAX_ROWS, _MIN_ROWS = 256, 32
 _OUTPUT_FLOATS = 2 << 20

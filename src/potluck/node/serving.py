@@ -6,6 +6,7 @@ import msgspec
 
 from potluck.core.errors import BadRequest, WeightsMismatch
 from potluck.core.layers import LayerRange
+from potluck.core.limits import ARITHMETIC_VERSION
 from potluck.core.model_facts import ModelFacts
 from potluck.core.tokenizer_spec import TokenizerSpec
 from potluck.node.node import Node, ServedModel
@@ -15,8 +16,6 @@ from potluck.weights.manifest import Manifest, decode_manifest, tokenizer_sha256
 from potluck.weights.store import ModelStore
 from potluck.wire.messages import Stage
 from potluck.wire.worker_settings import WorkerSettings
-
-ARITHMETIC_VERSION = 1  # what engine.cpu_engine computes by; the daemon does not import the engine
 
 
 class StoredModel(msgspec.Struct, frozen=True):
