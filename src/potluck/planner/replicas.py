@@ -41,8 +41,9 @@ def _scarcest(swarm: Swarm, index: int, counts: Counts, around: LayerRange | Non
     offer, tables = swarm.offers[index], swarm.tables
     if offer.pinned is not None:
         return offer.pinned if around is None else None
-    reach = np.where(tables.fits(offer), np.arange(tables.layer_count + 1)[None, :], 0).max(axis=1)
-    starts = np.flatnonzero(reach > 0)
+    lengths = tables.fits(offer).sum(axis=1)  # what fits from a start on has no holes: longer only needs more
+    reach = np.arange(tables.layer_count + 1) + lengths
+    starts = np.flatnonzero(lengths)
     if around is not None:
         starts = starts[(starts <= around.start) & (reach[starts] >= around.stop)]
     if len(starts) == 0:

@@ -24,7 +24,8 @@ class ModelTables:
         self.model = model
         self.layer_count = count = model.layer_count
         self._starts, self._stops = np.arange(count + 1)[:, None], np.arange(count + 1)[None, :]
-        self.is_range: Allowed = self._stops > self._starts
+        self._lengths = self._stops - self._starts
+        self.is_range: Allowed = self._lengths > 0
         self._prefix = np.cumsum(np.array((0, *model.layer_bytes), np.int64))
         self._work = self._prefix * (count / max(1, int(self._prefix[-1])))  # in layers of average size
         self._layers_work: Costs = self._work[None, :] - self._work[:, None]
@@ -42,7 +43,7 @@ class ModelTables:
         """Weights and KV of each range on this node."""
         kv = self.model.kv_bytes(offer.max_streams)
         if kv not in self._needs:
-            self._needs[kv] = self.weights + kv * (self._stops - self._starts)
+            self._needs[kv] = self.weights + kv * self._lengths
         return self._needs[kv]
 
     def budget(self, offer: NodeOffer) -> int:
@@ -65,11 +66,10 @@ class ModelTables:
         if offer.pinned is not None:
             is_possible = self.pin_problem(offer) is None
             return self.inside(offer.pinned) if is_possible else np.zeros_like(self.is_range)
-        return self.is_range & self.under_cap(offer) & (self.need(offer) <= self.budget(offer))
+        return self.under_cap(offer) & (self.need(offer) <= self.budget(offer))
 
     def under_cap(self, offer: NodeOffer) -> Allowed:
-        most = self.layer_count if offer.max_layers is None else offer.max_layers
-        return (self._stops - self._starts) <= most
+        return self.is_range if offer.max_layers is None else self.is_range & (self._lengths <= offer.max_layers)
 
     def pin_problem(self, offer: NodeOffer) -> str | None:
         """Why a pinned range cannot be held; None where it can, or where nothing is pinned."""
