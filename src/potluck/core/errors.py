@@ -12,6 +12,7 @@ PotluckError
 ├── DownloadFailed             download_failed
 ├── OutOfKvMemory              kv_budget_exceeded     the KV budget has no room left
 ├── ShardUnavailable           shard_unavailable      no shard covers some layers, or all that do are full
+├── PlacementImpossible        placement_impossible   the nodes together cannot hold a model; says how many bytes are missing
 ├── PipelineStalled            pipeline_stalled       no progress within the time allowed
 ├── ExperimentalDisabled       experimental_disabled  this node was told not to take part
 ├── ShardCorruption            shard_corruption       activations arrived that no sound shard sends
@@ -85,6 +86,18 @@ class OutOfKvMemory(PotluckError):
 
 class ShardUnavailable(PotluckError):
     code = "shard_unavailable"
+
+
+class PlacementImpossible(PotluckError):
+    """`missing_bytes` more memory, brought by a newcomer or added where most is lacking, would do. `constraints` are in the way:
+    "memory", and each other one that would be enough to lift alone ("trust", "pins", "layer caps", "shard limit")."""
+
+    code = "placement_impossible"
+
+    def __init__(self, message: str, missing_bytes: int, constraints: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.missing_bytes = missing_bytes
+        self.constraints = constraints
 
 
 class PipelineStalled(PotluckError):
