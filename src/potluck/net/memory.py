@@ -254,7 +254,8 @@ class MemoryListener:
 
     def accept(self, dialer: MemoryLink, ticket: Ticket | None) -> None:
         """Connect a dialer's end to a new one of ours. Raises PeerRefused."""
-        refusal = self._admits(dialer.node, ticket and ticket.present(self.node + dialer.node))
+        presented = None if ticket is None else ticket.present(self.node + dialer.node)
+        refusal = self._admits(dialer.node, presented)
         if refusal is not None:
             raise PeerRefused(refusal)
         ours = MemoryLink(self._network, self.node, dialer.node, self._handler)
