@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from potluck.net.link import Link
+from potluck.net.link import Link, admit_anyone
 from potluck.net.tcp import TcpTransport
 from potluck.net.tls import TlsTransport
-from tests.support.link_ends import ACCEPTER, DIALER, PATIENCE_S, Recorder, admit_all, run_test
+from tests.support.link_ends import ACCEPTER, DIALER, PATIENCE_S, Recorder, run_test
 from tests.support.wire_messages import step
 
 TRANSPORTS: dict[str, type[TcpTransport]] = {"tcp": TcpTransport, "tls": TlsTransport}
@@ -23,7 +23,8 @@ ECHO = """
 import asyncio, sys
 from potluck.net.loop import run
 from tests.cluster.test_links import TRANSPORTS
-from tests.support.link_ends import ACCEPTER, admit_all
+from tests.support.link_ends import ACCEPTER
+from potluck.net.link import admit_anyone
 
 class Echo:
     def on_message(self, link, message, body):
@@ -32,7 +33,7 @@ class Echo:
         pass
 
 async def main():
-    listener = await TRANSPORTS[sys.argv[1]](ACCEPTER, admit_all).listen("127.0.0.1:0", Echo())
+    listener = await TRANSPORTS[sys.argv[1]](ACCEPTER, admit_anyone).listen("127.0.0.1:0", Echo())
     print(listener.address, flush=True)
     await asyncio.Event().wait()
 
@@ -48,7 +49,7 @@ async def linked(kind: str) -> AsyncIterator[tuple[Link, Recorder, int]]:
         assert process.stdout is not None
         address = (await process.stdout.readline()).decode().strip()
         recorder = Recorder()
-        link = await TRANSPORTS[kind](DIALER, admit_all).dial(address, ACCEPTER.node_id, recorder, PATIENCE_S)
+        link = await TRANSPORTS[kind](DIALER, admit_anyone).dial(address, ACCEPTER.node_id, recorder, PATIENCE_S)
         link.send(step(1), b"hello")
         await recorder.until_count(1)
         yield link, recorder, process.pid

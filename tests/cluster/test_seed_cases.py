@@ -18,6 +18,7 @@ from potluck.core.sampling_params import SamplingParams
 from potluck.engine.cpu_engine import Step as EngineStep
 from potluck.engine.sampling import choose
 from potluck.identity.keys import NodeKey
+from potluck.net.link import admit_anyone
 from potluck.net.loop import run
 from potluck.net.tls import TlsTransport
 from potluck.node.asking import RemoteModel
@@ -248,7 +249,7 @@ class SlowNode(Node):
     """Sound in everything, but from the tenth step on it sends one step a second."""
 
     def __init__(self, key: NodeKey) -> None:
-        super().__init__(key, TlsTransport(key, lambda node: None))
+        super().__init__(key, TlsTransport(key, admit_anyone))
         self._steps = 0
 
     def _send(self, effect: SendTo) -> None:
@@ -312,7 +313,7 @@ def test_weights_mismatch_is_refused(
 
     async def ask() -> tuple[list[StreamFrame], list[StreamFrame]]:
         key = NodeKey.generate()
-        wrong = Node(key, TlsTransport(key, lambda node: None))
+        wrong = Node(key, TlsTransport(key, admit_anyone))
         serve(wrong, other, parse_stage("4-7", LAYERS), ServingSettings())
         try:
             address = await wrong.listen("127.0.0.1:0")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from potluck.identity.keys import NodeKey
-from potluck.net.link import Admits, Link, Listener, Transport
+from potluck.net.link import Admits, Link, Listener, Transport, admit_anyone
 from potluck.net.loop import run
 from potluck.net.memory import MemoryNetwork
 from potluck.net.tcp import TcpTransport
@@ -14,10 +14,6 @@ from potluck.wire.messages import Message
 
 ACCEPTER, DIALER, OTHER = (NodeKey.from_seed(bytes([number]) * 32) for number in (1, 2, 3))
 PATIENCE_S = 20.0  # far above what anything takes; a test that needs it has failed
-
-
-def admit_all(node: bytes) -> str | None:
-    return None
 
 
 class Recorder:
@@ -59,24 +55,24 @@ class Recorder:
 class Net(Protocol):
     """Makes transports that reach each other."""
 
-    def transport(self, key: NodeKey, admits: Admits = admit_all) -> Transport: ...
+    def transport(self, key: NodeKey, admits: Admits = admit_anyone) -> Transport: ...
 
 
 class MemoryNet:
     def __init__(self) -> None:
         self.network = MemoryNetwork()
 
-    def transport(self, key: NodeKey, admits: Admits = admit_all) -> Transport:
+    def transport(self, key: NodeKey, admits: Admits = admit_anyone) -> Transport:
         return self.network.transport(key.node_id, admits)
 
 
 class TcpNet:
-    def transport(self, key: NodeKey, admits: Admits = admit_all) -> Transport:
+    def transport(self, key: NodeKey, admits: Admits = admit_anyone) -> Transport:
         return TcpTransport(key, admits)
 
 
 class TlsNet:
-    def transport(self, key: NodeKey, admits: Admits = admit_all) -> Transport:
+    def transport(self, key: NodeKey, admits: Admits = admit_anyone) -> Transport:
         return TlsTransport(key, admits)
 
 

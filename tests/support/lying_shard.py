@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from potluck.identity.keys import NodeKey
+from potluck.net.link import admit_anyone
 from potluck.net.peers import PeerLinks
 from potluck.net.tls import TlsTransport
 from potluck.wire.messages import (
@@ -33,7 +34,7 @@ class LyingShard:
         self, info: ShardInfo, row: bytes = b"", token: int = 1, text_side: tuple[bytes, bytes] | None = None
     ) -> None:
         self._key = NodeKey.generate()
-        self._transport = TlsTransport(self._key, lambda node: None)
+        self._transport = TlsTransport(self._key, admit_anyone)
         self.links = PeerLinks(self.id, self._transport, self._on_message, lambda node, reason: None)
         self.address = ""
         self.told = 0  # steps that it has lied about

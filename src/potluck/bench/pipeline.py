@@ -14,6 +14,7 @@ import msgspec
 from potluck.bench.own_engine import ModelFile, OwnEngine
 from potluck.core.sampling_params import SamplingParams
 from potluck.identity.keys import NodeKey
+from potluck.net.link import admit_anyone
 from potluck.net.loop import run
 from potluck.net.tls import TlsTransport
 from potluck.node.asking import RemoteModel
@@ -88,7 +89,7 @@ class Head:
 @asynccontextmanager
 async def connected(swarm: LocalSwarm, model: str) -> AsyncIterator[Head]:
     key = NodeKey.generate()
-    node = Node(key, TlsTransport(key, lambda node: None))
+    node = Node(key, TlsTransport(key, admit_anyone))
     try:
         await node.orchestrator.connect(swarm.addresses)
         yield Head(node, await RemoteModel.find(node, model))

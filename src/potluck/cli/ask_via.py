@@ -32,12 +32,13 @@ def ask_via(question: RemoteQuestion) -> None:
 
 async def _ask(question: RemoteQuestion) -> None:
     from potluck.identity.keys import NodeKey
+    from potluck.net.link import admit_anyone
     from potluck.net.tls import TlsTransport
     from potluck.node.asking import RemoteModel
     from potluck.node.node import Node
 
     key = NodeKey.generate()
-    node = Node(key, TlsTransport(key, lambda node: None))
+    node = Node(key, TlsTransport(key, admit_anyone))
     try:
         await node.orchestrator.connect([address.strip() for address in question.addresses])
         await _answer(await RemoteModel.find(node, question.model), question, node)

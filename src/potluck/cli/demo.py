@@ -52,6 +52,7 @@ async def _ask_twice(
 ) -> dict[str, object]:
     from potluck.core.sampling_params import SamplingParams
     from potluck.identity.keys import NodeKey
+    from potluck.net.link import admit_anyone
     from potluck.net.tls import TlsTransport
     from potluck.node.asking import RemoteModel
     from potluck.node.node import Node
@@ -61,7 +62,7 @@ async def _ask_twice(
 
     assert isinstance(swarm, LocalSwarm)
     key = NodeKey.generate()
-    node = Node(key, TlsTransport(key, lambda node: None))
+    node = Node(key, TlsTransport(key, admit_anyone))
     try:
         await node.orchestrator.connect(swarm.addresses)
         model = await RemoteModel.find(node, model_name)

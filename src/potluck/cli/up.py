@@ -36,6 +36,7 @@ async def _serve(
     model: str | None, layers: str | None, listen: str, threads: int, streams: int, is_spare: bool, metrics: str | None,
     as_json: bool,
 ) -> None:  # fmt: skip
+    from potluck.net.link import admit_anyone
     from potluck.net.tls import TlsTransport
     from potluck.node.configuration_file import read_configuration
     from potluck.node.identity_file import own_key
@@ -47,7 +48,7 @@ async def _serve(
     stored = read_stored_model(store, find_model(store, model).id)
     stage = parse_stage(layers, stored.facts.layer_count)
     key = own_key()
-    node = Node(key, TlsTransport(key, lambda node: None))
+    node = Node(key, TlsTransport(key, admit_anyone))
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

@@ -17,6 +17,10 @@ PotluckError
 ├── ExperimentalDisabled       experimental_disabled  this node was told not to take part
 ├── ShardCorruption            shard_corruption       activations arrived that no sound shard sends
 ├── BadKeyFile                 bad_key_file           a node's key file cannot be read, or others can read it too
+├── BadSwarmFile               bad_swarm_file         a swarm's file is damaged, in use or open to others; names the file
+├── BadInvite                  bad_invite             an invite that was altered, cut short or is none
+├── NotEntitled                not_entitled           this node may not do that in its swarm
+├── RecordRefused              record_refused         a membership record that counts for nothing; `reason` says why
 ├── WireError                  wire_error
 │   ├── ProtocolViolation      protocol_violation     the other side sent what the protocol does not allow
 │   └── WireMisuse             wire_misuse            our own code asked for what the protocol cannot carry
@@ -114,6 +118,28 @@ class ShardCorruption(PotluckError):
 
 class BadKeyFile(PotluckError):
     code = "bad_key_file"
+
+
+class BadSwarmFile(PotluckError):
+    code = "bad_swarm_file"
+
+
+class BadInvite(PotluckError):
+    code = "bad_invite"
+
+
+class NotEntitled(PotluckError):
+    code = "not_entitled"
+
+
+class RecordRefused(PotluckError):
+    """`reason` is one of trust/records.py's RefusalReason: stable, and what is counted."""
+
+    code = "record_refused"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"membership record refused: {reason}")
+        self.reason = reason
 
 
 class WireError(PotluckError):

@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import stat
-import sys
 import tempfile
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from potluck.core.errors import BadKeyFile
+from potluck.identity.private_file import privacy_complaint
 
 NODE_ID_BYTES = 32
 SIGNATURE_BYTES = 64
@@ -94,12 +93,14 @@ def load_key(path: Path) -> NodeKey:
     """The key in this file. Raises FileNotFoundError or BadKeyFile."""
     try:
         with path.open("rb") as file:
-            _check_permissions(path, os.fstat(file.fileno()))
+            complaint = privacy_complaint(path, os.fstat(file.fileno()))
             data = file.read(_MAX_FILE_BYTES)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise BadKeyFile(f"{path}: cannot be read: {error.strerror}") from error
+    if complaint is not None:
+        raise BadKeyFile(f"{path}: {complaint}")
     try:
         private = serialization.load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -107,19 +108,6 @@ def load_key(path: Path) -> NodeKey:
     if not isinstance(private, Ed25519PrivateKey):
         raise BadKeyFile(f"{path}: holds another kind of key than Ed25519")
     return NodeKey(private)
-
-
-def _check_permissions(path: Path, status: os.stat_result) -> None:
-    if sys.platform == "win32":  # permission bits mean nothing there; the profile's folder is private
-        return
-    if not stat.S_ISREG(status.st_mode):
-        raise BadKeyFile(f"{path}: is not a file")
-    if status.st_uid != os.geteuid():
-        raise BadKeyFile(f"{path}: belongs to another user")
-    if status.st_mode & 0o077:
-        raise BadKeyFile(
-            f"{path}: can be read by others (mode {status.st_mode & 0o777:o}). Make a new one, or if nobody did: chmod 600 {path}"
-        )
 
 
 def _create(path: Path, data: bytes) -> None:

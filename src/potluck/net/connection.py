@@ -21,6 +21,7 @@ from potluck.wire.handshake import (
     VERDICT_BYTES,
     AccepterHandshake,
     DialerHandshake,
+    Ticket,
 )
 
 # Little may wait in the transport, because nothing overtakes there; the kernel's buffer keeps the wire busy meanwhile.
@@ -51,16 +52,18 @@ class Dialer:
 
     last_words = b""
 
-    def __init__(self, key: NodeKey, expected: bytes | None) -> None:
+    def __init__(self, key: NodeKey, expected: bytes | None, ticket: Ticket | None = None) -> None:
         self._key = key
         self._expected = expected
+        self._ticket = ticket
         self._handshake: DialerHandshake | None = None
         self.awaited_bytes = HELLO_BYTES
 
     def start(self, presented: bytes | None) -> bytes:
         if presented is not None and self._expected not in (None, presented):
             raise WrongPeer(f"expected node {short_id(self._expected)}, found {short_id(presented)}")
-        self._handshake = DialerHandshake(self._key, presented or self._expected, os.urandom(NONCE_BYTES))
+        expected = presented or self._expected
+        self._handshake = DialerHandshake(self._key, expected, os.urandom(NONCE_BYTES), self._ticket)
         return b""
 
     def advance(self, frame: bytes) -> tuple[bytes, bytes | None]:
@@ -87,7 +90,7 @@ class Accepter:
 
     def advance(self, frame: bytes) -> tuple[bytes, bytes | None]:
         dialer = self._handshake.check_auth(frame)
-        refusal = self._admits(dialer)
+        refusal = self._admits(dialer, self._handshake.ticket)
         verdict = self._handshake.verdict(refusal)
         if refusal is None:
             return verdict, dialer

@@ -7,10 +7,15 @@ that opened is reported lost exactly once, unless its own side closed it; one th
 from collections.abc import Callable
 from typing import Protocol
 
+from potluck.wire.handshake import PresentedTicket, Ticket
 from potluck.wire.messages import Message
 
-Admits = Callable[[bytes], str | None]
-"""Told a node id that was proven; answers None (welcome) or why not, which that node gets to see."""
+Admits = Callable[[bytes, PresentedTicket | None], str | None]
+"""Told a node id that was proven, and its ticket if it has one; answers None (welcome) or why not, which that node gets to see."""
+
+
+def admit_anyone(node: bytes, ticket: PresentedTicket | None) -> None:
+    """For nodes that belong to no swarm: whoever reaches their address is welcome."""
 
 
 class Link(Protocol):
@@ -63,8 +68,10 @@ class Listener(Protocol):
 class Transport(Protocol):
     """Makes links, in both directions, for one node."""
 
-    async def dial(self, address: str, node: bytes | None, handler: LinkHandler, timeout_s: float) -> Link:
-        """A link to a node. `node` None: whoever answers is accepted, and found in `link.peer`.
+    async def dial(
+        self, address: str, node: bytes | None, handler: LinkHandler, timeout_s: float, ticket: Ticket | None = None
+    ) -> Link:
+        """A link to a node. `node` None: whoever answers is accepted, and found in `link.peer`. `ticket`: an invite to redeem there.
 
         Raises DialFailed, WrongPeer, PeerRefused, or ProtocolViolation when something else than a node answers.
         """

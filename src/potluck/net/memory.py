@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from potluck.core.errors import BadRequest, DialFailed, PeerRefused, PotluckError, WrongPeer
 from potluck.identity.keys import short_id
 from potluck.net.framed_link import CLOSE_TIMEOUT_S, FramedLink, State
-from potluck.net.link import Admits, LinkHandler
+from potluck.net.link import Admits, LinkHandler, admit_anyone
 from potluck.wire.frames import HEADER, Buffer, Kind
+from potluck.wire.handshake import Ticket
 
 PIPE_BYTES = 2 << 20  # what one direction holds before its writer must wait, as a socket's buffers would
 
@@ -44,7 +45,7 @@ class MemoryNetwork:
     def __repr__(self) -> str:
         return f"<MemoryNetwork {len(self.listeners)} listeners, {len(self._links)} ends of links, {len(self._dead)} nodes dead>"
 
-    def transport(self, node: bytes, admits: Admits = lambda node: None) -> "MemoryTransport":
+    def transport(self, node: bytes, admits: Admits = admit_anyone) -> "MemoryTransport":
         return MemoryTransport(self, node, admits)
 
     def set_route(self, first: bytes, second: bytes, route: Route) -> None:
@@ -251,9 +252,10 @@ class MemoryListener:
     def close(self) -> None:
         self._network.listeners.pop(self.address, None)
 
-    def accept(self, dialer: MemoryLink) -> None:
+    def accept(self, dialer: MemoryLink, ticket: Ticket | None) -> None:
         """Connect a dialer's end to a new one of ours. Raises PeerRefused."""
-        refusal = self._admits(dialer.node)
+        presented = None if ticket is None else ticket.present(self.node + dialer.node)
+        refusal = self._admits(dialer.node, presented)
         if refusal is not None:
             raise PeerRefused(refusal)
         ours = MemoryLink(self._network, self.node, dialer.node, self._handler)
@@ -273,12 +275,14 @@ class MemoryTransport:
     def __repr__(self) -> str:
         return f"<MemoryTransport {short_id(self._node)}>"
 
-    async def dial(self, address: str, node: bytes | None, handler: LinkHandler, timeout_s: float) -> MemoryLink:
+    async def dial(
+        self, address: str, node: bytes | None, handler: LinkHandler, timeout_s: float, ticket: Ticket | None = None
+    ) -> MemoryLink:
         """See Transport.dial."""
         link = MemoryLink(self._network, self._node, b"", handler)
         try:
             async with asyncio.timeout(timeout_s):
-                await self._connect(address, node, link)
+                await self._connect(address, node, link, ticket)
         except TimeoutError as error:
             link.abort()
             raise DialFailed(f"{address} did not answer within {timeout_s:g} s") from error
@@ -287,7 +291,7 @@ class MemoryTransport:
             raise
         return link
 
-    async def _connect(self, address: str, node: bytes | None, link: MemoryLink) -> None:
+    async def _connect(self, address: str, node: bytes | None, link: MemoryLink, ticket: Ticket | None) -> None:
         listener = self._network.listeners.get(address)
         if listener is None or self._network.is_dead(self._node):
             raise DialFailed(f"cannot reach {address}: nobody listens there")
@@ -296,7 +300,7 @@ class MemoryTransport:
             raise DialFailed(f"cannot reach {address}: nobody listens there any more")
         if node not in (None, listener.node):
             raise WrongPeer(f"expected node {short_id(node or b'')}, found {short_id(listener.node)}")
-        listener.accept(link)
+        listener.accept(link, ticket)
         await self._travel(listener.node, self._node)
 
     async def _travel(self, source: bytes, target: bytes) -> None:

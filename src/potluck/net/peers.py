@@ -2,14 +2,17 @@
 
 Messages to a node leave in the order in which they were sent, also those that waited for its link. A node whose link breaks, or that
 cannot be reached, is reported lost, once for every time it was there. Messages to oneself come back through the loop, in order.
+Who may have a link is asked again whenever one is taken into use: a node can lose its welcome after its handshake.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 
-from potluck.core.errors import PotluckError
+from potluck.core.errors import PeerRefused, PotluckError
+from potluck.identity.keys import short_id
 from potluck.net.link import Link, Transport
+from potluck.wire.handshake import Ticket
 from potluck.wire.messages import Message
 
 _LOG = logging.getLogger(__name__)
@@ -18,13 +21,21 @@ _MAX_WAITING = 256  # messages to a node that is being dialled
 
 OnMessage = Callable[[bytes, Message, bytes], None]
 OnLost = Callable[[bytes, str], None]
+MayLink = Callable[[bytes], bool]
 
 
 class PeerLinks:
     """All links of one node; the handler of its transport's callbacks."""
 
-    def __init__(self, node: bytes, transport: Transport, on_message: OnMessage, on_lost: OnLost) -> None:
-        self._node, self._transport = node, transport
+    def __init__(
+        self,
+        node: bytes,
+        transport: Transport,
+        on_message: OnMessage,
+        on_lost: OnLost,
+        may_link: MayLink = lambda node: True,
+    ) -> None:
+        self._node, self._transport, self._may_link = node, transport, may_link
         self._on_message, self._on_lost = on_message, on_lost
         self._links: dict[bytes, list[Link]] = {}
         self._waiting: dict[bytes, list[tuple[Message, bytes]]] = {}
@@ -36,11 +47,30 @@ class PeerLinks:
     def is_linked(self, node: bytes) -> bool:
         return node in self._links
 
-    async def connect(self, address: str, node: bytes | None = None) -> bytes:
-        """A link to whoever answers at `address` (or to `node` only); returns its id. Raises the transport's errors."""
-        link = await self._transport.dial(address, node, self, DIAL_TIMEOUT_S)
-        self._adopt(link)
+    async def connect(self, address: str, node: bytes | None = None, ticket: Ticket | None = None) -> bytes:
+        """A link to whoever answers at `address` (or to `node` only); returns its id. Raises the transport's errors.
+
+        `ticket`: an invite that is redeemed there. PeerRefused also where it is we who want no link with that node.
+        """
+        link = await self._transport.dial(address, node, self, DIAL_TIMEOUT_S, ticket)
+        if not self._adopt(link):
+            raise PeerRefused(f"node {short_id(link.peer)} may not have a link with us")
         return link.peer
+
+    def drop(self, node: bytes, reason: str) -> None:
+        """Cuts every link with a node, and reports it lost; what waited for one is forgotten. It may not come back by itself."""
+        was_waiting = self._waiting.pop(node, None) is not None
+        links = self._links.pop(node, [])
+        for link in links:
+            link.abort()
+        if links or was_waiting:
+            _LOG.info("links with node %s cut: %s", short_id(node), reason)
+            self._on_lost(node, reason)
+
+    def drop_unwelcome(self, reason: str) -> None:
+        """Drops every node that may not have a link any more; to be called when that may have changed."""
+        for node in [node for node in (*self._links, *self._waiting) if not self._may_link(node)]:
+            self.drop(node, reason)
 
     def send(self, node: bytes, address: str | None, message: Message, body: bytes = b"") -> None:
         """Never blocks. What cannot be delivered shows as a lost node."""
@@ -81,12 +111,16 @@ class PeerLinks:
             if self._waiting.pop(node, None) is not None:
                 self._on_lost(node, f"cannot be reached: {error}")
 
-    def _adopt(self, link: Link) -> None:
-        links = self._links.setdefault(link.peer, [])
+    def _adopt(self, link: Link) -> bool:
+        links = self._links.get(link.peer, [])
         if link not in links:
-            links.append(link)
+            if not self._may_link(link.peer):
+                link.abort()
+                return False
+            self._links[link.peer] = [*links, link]
         for message, body in self._waiting.pop(link.peer, ()):
             self._send_on(link, message, body)
+        return True
 
     def _own(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -96,8 +130,8 @@ class PeerLinks:
     # ------------------------------------------------------------ the transport's callbacks
 
     def on_message(self, link: Link, message: Message, body: bytes) -> None:
-        self._adopt(link)
-        self._on_message(link.peer, message, body)
+        if self._adopt(link):
+            self._on_message(link.peer, message, body)
 
     def on_lost(self, link: Link, reason: str) -> None:
         links = self._links.get(link.peer, [])

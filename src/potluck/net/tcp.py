@@ -13,8 +13,10 @@ from potluck.core.errors import DialFailed
 from potluck.identity.keys import NodeKey, short_id
 from potluck.net.connection import Accepter, Connection, Dialer
 from potluck.net.framed_link import CLOSE_TIMEOUT_S
+from potluck.net.host_limits import HostLimits, host_group
 from potluck.net.link import Admits, LinkHandler
 from potluck.net.sockets import bind, bound_address, connect, tune_socket
+from potluck.wire.handshake import Ticket
 
 HANDSHAKE_TIMEOUT_S = 5.0
 MAX_HALF_OPEN = 64
@@ -24,8 +26,15 @@ _ACCEPT_PAUSE_S = 0.1
 class TcpTransport:
     """Makes links for one node. Subclasses add TLS."""
 
-    def __init__(self, key: NodeKey, admits: Admits, handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        key: NodeKey,
+        admits: Admits,
+        handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+        limits: HostLimits | None = None,
+    ) -> None:
         """`admits`: asked about each dialer once its id is proven, and before anything else of it is parsed."""
+        self._limits = limits or HostLimits()
         self._key = key
         self._admits = admits
         self._handshake_timeout_s = handshake_timeout_s
@@ -33,9 +42,11 @@ class TcpTransport:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {short_id(self._key.node_id)}>"
 
-    async def dial(self, address: str, node: bytes | None, handler: LinkHandler, timeout_s: float) -> Connection:
+    async def dial(
+        self, address: str, node: bytes | None, handler: LinkHandler, timeout_s: float, ticket: Ticket | None = None
+    ) -> Connection:
         """See Transport.dial."""
-        connection = Connection(Dialer(self._key, node), handler, timeout_s)
+        connection = Connection(Dialer(self._key, node, ticket), handler, timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
                 await self._connect(address, connection, timeout_s)
@@ -67,7 +78,7 @@ class TcpTransport:
         def connection(on_settled: Callable[[Connection], None]) -> Connection:
             return Connection(Accepter(self._key, self._admits), handler, timeout_s, on_settled)
 
-        return TcpListener(await bind(address), connection, options)
+        return TcpListener(await bind(address), connection, options, self._limits)
 
     def _dialer_context(self) -> ssl.SSLContext | None:
         return None
@@ -77,12 +88,19 @@ class TcpTransport:
 
 
 class TcpListener:
-    """Accepts connections until closed. Those that have not authenticated are few, and the oldest makes room for the next."""
+    """Accepts connections until closed. Those that have not authenticated are few, and the oldest makes room for the next.
 
-    def __init__(self, listening: socket.socket, make_connection: "_MakeConnection", options: dict[str, Any]) -> None:
+    Few in all and few for each host. A host whose handshakes keep failing is cut off before the next one, and forgiven with time.
+    """
+
+    def __init__(
+        self, listening: socket.socket, make_connection: "_MakeConnection", options: dict[str, Any], limits: HostLimits
+    ) -> None:
         """`options`: what asyncio needs to know for TLS."""
         self.address = bound_address(listening)
         self.refused = 0  # connections that ended before they were links
+        self.limited = 0  # connections that were not even tried, because their host fails too often
+        self._limits = limits
         self._listening = listening
         self._make_connection = make_connection
         self._options = options
@@ -107,18 +125,30 @@ class TcpListener:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                tcp, _ = await loop.sock_accept(self._listening)
+                tcp, remote = await loop.sock_accept(self._listening)
             except OSError:  # out of file handles; those that wait keep waiting
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
-            self._take(tcp)
+            self._take(tcp, host_group(remote[0]))
 
-    def _take(self, tcp: socket.socket) -> None:
-        if len(self._half_open) >= MAX_HALF_OPEN:
-            self._drop(next(iter(self._half_open)))
+    def _take(self, tcp: socket.socket, host: str) -> None:
+        loop = asyncio.get_running_loop()
+        if not self._limits.may_try(host, loop.time()):
+            self.limited += 1
+            tcp.close()
+            return
+        self._make_room(host)
         connection = self._make_connection(self._settled)
-        task = asyncio.get_running_loop().create_task(self._set_up(connection, tcp))
-        self._half_open[connection] = _HalfOpen(task, tcp)
+        task = loop.create_task(self._set_up(connection, tcp))
+        self._half_open[connection] = _HalfOpen(task, tcp, host)
+
+    def _make_room(self, host: str) -> None:
+        """A host that has its share half open loses its own oldest; only a full house costs others theirs."""
+        same_host = [connection for connection, each in self._half_open.items() if each.host == host]
+        if len(same_host) >= self._limits.half_open:
+            self._drop(same_host[0])
+        elif len(self._half_open) >= MAX_HALF_OPEN:
+            self._drop(next(iter(self._half_open)))
 
     async def _set_up(self, connection: Connection, tcp: socket.socket) -> None:
         try:
@@ -129,11 +159,16 @@ class TcpListener:
             tcp.close()
 
     def _settled(self, connection: Connection) -> None:
-        self._half_open.pop(connection, None)
-        self.refused += not connection.peer
+        half_open = self._half_open.pop(connection, None)
+        if connection.peer:
+            return
+        self.refused += 1
+        if half_open is not None:
+            self._limits.failed(half_open.host, asyncio.get_running_loop().time())
 
     def _drop(self, connection: Connection) -> None:
-        half_open = self._half_open[connection]
+        # Not held against its host: it was pushed out, perhaps by the one stranger among many who share an address.
+        half_open = self._half_open.pop(connection)
         connection.abort()
         if not half_open.task.done():  # perhaps it never ran
             half_open.task.cancel()
@@ -143,6 +178,7 @@ class TcpListener:
 class _HalfOpen(NamedTuple):
     task: asyncio.Task[None]
     tcp: socket.socket
+    host: str
 
 
 _MakeConnection = Callable[[Callable[[Connection], None]], Connection]

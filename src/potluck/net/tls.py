@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from potluck.identity.certificates import certificate_pem
 from potluck.identity.keys import NodeKey
+from potluck.net.host_limits import HostLimits
 from potluck.net.link import Admits
 from potluck.net.tcp import HANDSHAKE_TIMEOUT_S, TcpTransport
 
@@ -20,8 +21,14 @@ from potluck.net.tcp import HANDSHAKE_TIMEOUT_S, TcpTransport
 class TlsTransport(TcpTransport):
     """Makes links for one node, over TLS 1.3 and nothing older."""
 
-    def __init__(self, key: NodeKey, admits: Admits, handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S) -> None:
-        super().__init__(key, admits, handshake_timeout_s)
+    def __init__(
+        self,
+        key: NodeKey,
+        admits: Admits,
+        handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+        limits: HostLimits | None = None,
+    ) -> None:
+        super().__init__(key, admits, handshake_timeout_s, limits)
         self._dialing = _client_context()
         self._accepting = _server_context(key)
 

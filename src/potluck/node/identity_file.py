@@ -1,14 +1,24 @@
-"""Where a node's key lies. POTLUCK_KEY names another file, so that several nodes can run from one home."""
+"""Where a node's key and its swarm lie. POTLUCK_KEY names another file, so that several nodes can run from one home."""
 
 import os
 from pathlib import Path
 
 from potluck.core.paths import locate_folders
 from potluck.identity.keys import NodeKey, load_or_create_key
+from potluck.trust.swarm_file import SwarmFile
 
 
 def own_key() -> NodeKey:
-    named = os.environ.get("POTLUCK_KEY")
-    path = Path(named) if named else locate_folders().models.parent / "node.key"
+    path = _key_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     return load_or_create_key(path)
+
+
+def own_swarm_file() -> SwarmFile:
+    """Beside the key; whether there is one says whether the node belongs to a swarm."""
+    return SwarmFile(_key_path().with_suffix(".swarm"))
+
+
+def _key_path() -> Path:
+    named = os.environ.get("POTLUCK_KEY")
+    return Path(named) if named else locate_folders().models.parent / "node.key"

@@ -4,11 +4,12 @@ Messages are handed to the shard or the generation whose session they name; what
 """
 
 import asyncio
+import logging
 import os
 from collections import Counter
 
 from potluck import __version__
-from potluck.core.errors import ModelNotFound
+from potluck.core.errors import BadSwarmFile, ModelNotFound, NotEntitled
 from potluck.identity.keys import NodeKey
 from potluck.net.link import Listener, Transport
 from potluck.net.peers import PeerLinks
@@ -16,6 +17,8 @@ from potluck.orchestrator.orchestrator import PipelineOrchestrator
 from potluck.shard.core import ShardSettings
 from potluck.shard.server import ShardServer
 from potluck.telemetry.metrics import Metrics
+from potluck.trust.admission import Admission
+from potluck.trust.roster import Roster
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
     Describe,
@@ -35,7 +38,9 @@ from potluck.wire.messages import (
 )
 from potluck.wire.worker_settings import WorkerSettings
 
+_LOG = logging.getLogger(__name__)
 _HOUSEKEEPING_S = 5.0
+_SWARM_FILE_S = 1.0
 
 
 class ServedModel:
@@ -48,11 +53,15 @@ class ServedModel:
 class Node:
     """`start` it inside a running loop, `stop` it before the loop ends."""
 
-    def __init__(self, key: NodeKey, transport: Transport) -> None:
+    def __init__(self, key: NodeKey, transport: Transport, admission: Admission | None = None) -> None:
+        """`admission`: of the swarm that the node belongs to, the same that its transport asks; None: links are open to anyone."""
         self.id = key.node_id
+        self._admission = admission
         self.counters: Counter[str] = Counter()
         self.metrics = Metrics()
-        self.links = PeerLinks(self.id, transport, self._on_message, self._on_lost)
+        self.links = PeerLinks(self.id, transport, self._on_message, self._on_lost, self._may_link)
+        if admission is not None:
+            admission.keeper.on_change.append(self._on_roster)
         self.orchestrator = PipelineOrchestrator(self.id, self.links, self._send, self.metrics)
         self.shards: list[ShardServer] = []
         self._transport = transport
@@ -60,6 +69,7 @@ class Node:
         self._models: dict[str, ServedModel] = {}
         self._owners: dict[bytes, ShardServer] = {}  # by session
         self._housekeeping: asyncio.Task[None] | None = None
+        self._swarm_keeping: asyncio.Task[None] | None = None
         self._counted: dict[str, int] = {}  # what the page has shown so far
 
     def __repr__(self) -> str:
@@ -69,6 +79,8 @@ class Node:
         """Serves at `address`; returns it with the port that was bound."""
         listener = await self._transport.listen(address, self.links)
         self._listeners.append(listener)
+        if self._admission is not None and self._swarm_keeping is None:
+            self._swarm_keeping = asyncio.get_running_loop().create_task(self._keep_swarm(self._admission))
         return listener.address
 
     def add_shard(
@@ -86,9 +98,13 @@ class Node:
     async def stop(self) -> None:
         for listener in self._listeners:
             listener.close()
-        if self._housekeeping is not None:
-            self._housekeeping.cancel()
-            await asyncio.gather(self._housekeeping, return_exceptions=True)
+        tasks = [task for task in (self._housekeeping, self._swarm_keeping) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._admission is not None:
+            self._admission.keeper.on_change.remove(self._on_roster)
+            self._save_swarm(self._admission)
         await self.orchestrator.close()
         await self.links.close()
         for shard in self.shards:
@@ -102,11 +118,33 @@ class Node:
             live = {session for session, owner in self._owners.items() if owner.core.has_session(session)}
             self._owners = {session: self._owners[session] for session in live}
 
+    async def _keep_swarm(self, admission: Admission) -> None:
+        """The file also changes under this node: its user's commands write there."""
+        while True:
+            await asyncio.sleep(_SWARM_FILE_S)
+            self._save_swarm(admission)
+
+    def _save_swarm(self, admission: Admission) -> None:
+        try:
+            admission.keeper.refresh()
+            admission.keeper.save_if_changed()
+        except BadSwarmFile as error:  # a full disk, perhaps: what is known stays known, and it is tried again
+            _LOG.error("%s", error)
+
+    def _may_link(self, node: bytes) -> bool:
+        return self._admission is None or self._admission.keeper.may_link(node)
+
+    def _on_roster(self, before: Roster, after: Roster) -> None:
+        self.links.drop_unwelcome("not a member any more")
+
     def metrics_page(self) -> bytes:
         """The Prometheus page, with the counters of the deciding parts brought up to date."""
         totals = Counter(self.counters)
         for shard in self.shards:
             totals.update(shard.core.counters)
+        if self._admission is not None:
+            totals.update(self._admission.refusals)
+            totals.update({f"record_{reason}": count for reason, count in self._admission.keeper.refusals.items()})
         for reason, count in totals.items():
             known = self._counted.get(reason, 0)
             self.metrics.dropped_messages.labels(reason=reason).inc(count - known)
@@ -144,13 +182,17 @@ class Node:
         return None
 
     def _on_open(self, sender: bytes, message: Open, body: bytes) -> None:
+        if self._admission is not None and not self._admission.keeper.roster.may_ask(sender):
+            self.counters["may_not_ask"] += 1
+            error = NotEntitled("this node may not ask here")
+            return self._send(SendTo(sender, None, Refused(message.session, message.epoch, error.code, str(error))))
         server = self._server_for(message)
         if server is None:
             self.counters["unknown_session"] += 1
-            return
+            return None
         self._owners.setdefault(message.session, server)
         self.metrics.requests.labels(caller=sender.hex()[:16]).inc()
-        server.deliver(sender, message, body)
+        return server.deliver(sender, message, body)
 
     def _server_for(self, message: Open) -> ShardServer | None:
         """The shard that holds what is wanted; any other will refuse with its reason."""

@@ -17,6 +17,7 @@ import msgspec
 from potluck.core.errors import BenchmarkFailed, PotluckError
 from potluck.core.sampling_params import SamplingParams
 from potluck.identity.keys import NodeKey
+from potluck.net.link import admit_anyone
 from potluck.net.tls import TlsTransport
 from potluck.node.asking import RemoteModel
 from potluck.node.node import Node
@@ -118,7 +119,7 @@ class ChaosHead:
         cls, swarm: LocalSwarm, model: str, prompt: Sequence[int], max_tokens: int
     ) -> AsyncIterator["ChaosHead"]:
         key = NodeKey.generate()
-        node = Node(key, TlsTransport(key, lambda node: None))
+        node = Node(key, TlsTransport(key, admit_anyone))
         head: ChaosHead | None = None
         try:
             await node.orchestrator.connect(swarm.addresses)

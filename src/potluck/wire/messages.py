@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from potluck.core.sampling_params import SamplingParams
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_POSITIONS = 1 << 20
 MAX_STEP_TOKENS = 4096
 MAX_HISTORY = 1 << 20

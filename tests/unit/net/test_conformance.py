@@ -11,6 +11,7 @@ import pytest
 from potluck.core.errors import BadRequest, DialFailed, LinkClosed, LinkFull, PeerRefused, WireMisuse, WrongPeer
 from potluck.net.link import Link
 from potluck.wire.frames import MAX_BODY_BYTES, MAX_QUEUED_BYTES
+from potluck.wire.handshake import PresentedTicket
 from potluck.wire.messages import Message
 from tests.support.link_ends import ACCEPTER, DIALER, NETS, OTHER, PATIENCE_S, Net, Recorder, connect, run_test
 from tests.support.wire_messages import close, describe, opening, session_id, session_of, step
@@ -339,7 +340,7 @@ def test_refused_peer_is_told_why(net: Net) -> None:
     async def main() -> None:
         asked: list[bytes] = []
 
-        def admits(node: bytes) -> str | None:
+        def admits(node: bytes, ticket: PresentedTicket | None) -> str | None:
             asked.append(node)
             return None if node == OTHER.node_id else "not a member"
 

@@ -12,12 +12,19 @@ import pytest
 from potluck.core.errors import DialFailed, PeerRefused, ProtocolViolation, WrongPeer
 from potluck.identity.keys import NodeKey
 from potluck.net.connection import Accepter
-from potluck.net.link import LinkHandler
+from potluck.net.link import Admits, LinkHandler, admit_anyone
 from potluck.net.tcp import MAX_HALF_OPEN, TcpListener, TcpTransport
 from potluck.net.tls import TlsTransport
 from potluck.wire.frames import HEADER, FrameWriter, Kind
-from potluck.wire.handshake import AUTH_BYTES, HELLO_BYTES, VERDICT_BYTES, AccepterHandshake, DialerHandshake
-from tests.support.link_ends import ACCEPTER, DIALER, OTHER, PATIENCE_S, Recorder, admit_all, run_test
+from potluck.wire.handshake import (
+    AUTH_BYTES,
+    HELLO_BYTES,
+    VERDICT_BYTES,
+    AccepterHandshake,
+    DialerHandshake,
+    PresentedTicket,
+)
+from tests.support.link_ends import ACCEPTER, DIALER, OTHER, PATIENCE_S, Recorder, run_test
 from tests.support.wire_messages import step
 
 TRANSPORTS: dict[str, type[TcpTransport]] = {"tcp": TcpTransport, "tls": TlsTransport}
@@ -73,14 +80,14 @@ def unverified() -> ssl.SSLContext:
 
 
 async def listen(
-    kind: str, handler: LinkHandler, admits: Callable[[bytes], str | None] = admit_all, handshake_timeout_s: float = 5.0
+    kind: str, handler: LinkHandler, admits: Admits = admit_anyone, handshake_timeout_s: float = 5.0
 ) -> TcpListener:
     return await TRANSPORTS[kind](ACCEPTER, admits, handshake_timeout_s).listen("127.0.0.1:0", handler)
 
 
 async def assert_serves(kind: str, listener: TcpListener) -> None:
     """An honest node still gets in."""
-    link = await TRANSPORTS[kind](OTHER, admit_all).dial(listener.address, ACCEPTER.node_id, Recorder(), PATIENCE_S)
+    link = await TRANSPORTS[kind](OTHER, admit_anyone).dial(listener.address, ACCEPTER.node_id, Recorder(), PATIENCE_S)
     link.close()
 
 
@@ -207,7 +214,7 @@ def test_frames_ahead_of_the_verdict_are_not_parsed(kind: str) -> None:
 def test_refused_peer_cannot_say_anything(kind: str) -> None:
     async def main() -> None:
         handler = Recorder()
-        listener = await listen(kind, handler, lambda node: "no")
+        listener = await listen(kind, handler, lambda node, ticket: "no")
         stranger = await Stranger.connect(kind, listener.address)
         with pytest.raises(PeerRefused):
             await stranger.authenticate(DIALER)
@@ -316,7 +323,7 @@ def test_member_that_breaks_the_protocol_loses_its_link_and_nobody_else(kind: st
         handler = Recorder(lambda link, message, body: link.send(message, body))
         listener = await listen(kind, handler)
         honest = Recorder()
-        link = await TRANSPORTS[kind](OTHER, admit_all).dial(listener.address, ACCEPTER.node_id, honest, PATIENCE_S)
+        link = await TRANSPORTS[kind](OTHER, admit_anyone).dial(listener.address, ACCEPTER.node_id, honest, PATIENCE_S)
         member = await Stranger.connect(kind, listener.address)
         await member.authenticate(DIALER)
         member.writer.write(BAD_FRAMES[name])
@@ -347,7 +354,7 @@ async def impostor(kind: str, certificate: NodeKey, speak: Callable[[bytes], byt
             pass
         writer.transport.abort()
 
-    context = TlsTransport(certificate, admit_all)._accepter_context() if kind == "tls" else None
+    context = TlsTransport(certificate, admit_anyone)._accepter_context() if kind == "tls" else None
     return await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
 
 
@@ -371,9 +378,11 @@ def test_accepter_that_claims_anothers_id(kind: str) -> None:
         claim = handshake.hello[:8] + ACCEPTER.node_id + handshake.hello[40:]
         server = await impostor(kind, OTHER, speak, claim)
         with pytest.raises(WrongPeer):
-            await TRANSPORTS[kind](DIALER, admit_all).dial(address_of(server), ACCEPTER.node_id, Recorder(), PATIENCE_S)
+            await TRANSPORTS[kind](DIALER, admit_anyone).dial(
+                address_of(server), ACCEPTER.node_id, Recorder(), PATIENCE_S
+            )
         with pytest.raises(WrongPeer):
-            await TRANSPORTS[kind](DIALER, admit_all).dial(address_of(server), None, Recorder(), PATIENCE_S)
+            await TRANSPORTS[kind](DIALER, admit_anyone).dial(address_of(server), None, Recorder(), PATIENCE_S)
         server.close()
         await asyncio.sleep(0.05)
 
@@ -387,7 +396,7 @@ def test_something_else_answers(kind: str, first: bytes) -> None:
     async def main() -> None:
         server = await impostor(kind, ACCEPTER, lambda auth: b"", first)
         with pytest.raises(ProtocolViolation):
-            await TRANSPORTS[kind](DIALER, admit_all).dial(address_of(server), None, Recorder(), PATIENCE_S)
+            await TRANSPORTS[kind](DIALER, admit_anyone).dial(address_of(server), None, Recorder(), PATIENCE_S)
         server.close()
         await asyncio.sleep(0.05)
 
@@ -399,7 +408,7 @@ def test_accepter_that_says_nothing(kind: str) -> None:
         server = await impostor(kind, ACCEPTER, lambda auth: b"", b"")
         start = asyncio.get_running_loop().time()
         with pytest.raises(DialFailed, match="did not answer"):
-            await TRANSPORTS[kind](DIALER, admit_all).dial(address_of(server), None, Recorder(), 0.2)
+            await TRANSPORTS[kind](DIALER, admit_anyone).dial(address_of(server), None, Recorder(), 0.2)
         assert asyncio.get_running_loop().time() - start < 2.0
         server.close()
         await asyncio.sleep(0.05)
@@ -411,7 +420,7 @@ def test_no_tls_where_tls_is_expected() -> None:
     async def main() -> None:
         server = await impostor("tcp", ACCEPTER, lambda auth: b"", b"not a TLS record at all, sorry" * 10)
         with pytest.raises(DialFailed):
-            await TlsTransport(DIALER, admit_all).dial(address_of(server), None, Recorder(), PATIENCE_S)
+            await TlsTransport(DIALER, admit_anyone).dial(address_of(server), None, Recorder(), PATIENCE_S)
         server.close()
         await asyncio.sleep(0.05)
 
@@ -421,7 +430,7 @@ def test_no_tls_where_tls_is_expected() -> None:
 def test_the_accepters_part_never_admits_without_a_proof() -> None:
     asked: list[bytes] = []
 
-    def admits(node: bytes) -> str | None:
+    def admits(node: bytes, ticket: PresentedTicket | None) -> str | None:
         asked.append(node)
         return None
 

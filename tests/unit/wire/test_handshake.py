@@ -95,8 +95,8 @@ def test_auth_for_one_node_is_worth_nothing_at_another() -> None:
 
 def test_other_versions_and_protocols_are_named() -> None:
     accepter, dialer = pair()
-    newer = accepter.hello[:4] + b"\x02\x00" + accepter.hello[6:]
-    with pytest.raises(ProtocolViolation, match="version 2"):
+    newer = accepter.hello[:4] + b"\x09\x00" + accepter.hello[6:]
+    with pytest.raises(ProtocolViolation, match="version 9"):
         dialer.auth(newer)
     with pytest.raises(ProtocolViolation, match="does not speak"):
         dialer.auth(b"HTTP" + accepter.hello[4:])
@@ -108,6 +108,6 @@ def test_keys_that_belong_to_nobody_are_refused() -> None:
     auth = bytearray(dialer.auth(accepter.hello))
     for key in (bytes(32), b"\x01" + bytes(31), b"\x01" + bytes(30) + b"\x80"):
         auth[8:40] = key
-        auth[72:] = b"\x01" + bytes(63)
+        auth[-64:] = b"\x01" + bytes(63)
         with pytest.raises(ProtocolViolation):
             accepter.check_auth(bytes(auth))
