@@ -25,6 +25,7 @@ PotluckError
 │   ├── DialFailed             dial_failed            nobody answers there, or not in time
 │   ├── WrongPeer              wrong_peer             somebody else answers there
 │   └── PeerRefused            peer_refused           the other side turned us away, and said why
+├── RecordRefused              record_refused         a signed record that cannot be believed; carries the reason
 └── BenchmarkFailed            benchmark_failed       a benchmark cannot run here, or its figures would not be fair
 """
 
@@ -146,6 +147,16 @@ class PeerRefused(LinkError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"refused by the other side: {reason}")
+        self.reason = reason
+
+
+class RecordRefused(PotluckError):
+    """`reason` is short and stable: the name of a counter."""
+
+    code = "record_refused"
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
         self.reason = reason
 
 

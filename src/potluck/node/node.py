@@ -30,6 +30,7 @@ from potluck.wire.messages import (
     Refused,
     Result,
     Rewired,
+    SwarmMessage,
     TokenizerData,
 )
 from potluck.wire.worker_settings import WorkerSettings
@@ -126,6 +127,9 @@ class Node:
             return self.orchestrator.on_answer(sender, message, body)
         if isinstance(message, Open):
             return self._on_open(sender, message, body)
+        if isinstance(message, SwarmMessage):
+            self.counters["no_swarm_here"] += 1
+            return None
         session = message.session
         if isinstance(message, Opened | Refused | Result | Rewired | Probed | Fault):
             # From a shard to its head; where that shard is our own, it knows the same session.
