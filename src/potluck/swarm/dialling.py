@@ -39,7 +39,7 @@ class Dialler:
         self._absent: dict[bytes, tuple[str, ...]] = {}  # of nodes that were, most recent last
         self._loose: dict[str, _Attempt] = {}  # addresses from discovery and invites, of nobody in particular
         self._attempts: dict[bytes, _Attempt] = {}
-        self._under_way: set[bytes | str] = set()
+        self._under_way: dict[bytes | str, float] = {}  # since when
         self._ranks: dict[bytes, int] = {}
         self._first: list[bytes] | None = None
         self._probe_s = 0.0
@@ -113,24 +113,25 @@ class Dialler:
         if self._probes_left:
             dials += self._probes(linked)
         dials = dials[: max(0, _MAX_UNDER_WAY - len(self._under_way))]
-        self._under_way.update(_name(dial) for dial in dials)
+        self._under_way.update((_name(dial), now_s) for dial in dials)
         return dials
 
-    def begin(self, dial: Dial) -> bool:
+    def begin(self, dial: Dial, now_s: float) -> bool:
         """Somebody else wants this dial; False where it is under way already."""
         if _name(dial) in self._under_way:
             return False
-        self._under_way.add(_name(dial))
+        self._under_way[_name(dial)] = now_s
         return True
 
     def succeeded(self, dial: Dial, node: bytes) -> None:
-        self._under_way.discard(_name(dial))
+        self._under_way.pop(_name(dial), None)
         self._attempts.pop(node, None)
         if dial.node is None:
             self._loose.pop(dial.addresses[0], None)  # whoever it is says in its advert where it can be reached
 
-    def failed(self, dial: Dial, now_s: float) -> None:
-        self._under_way.discard(_name(dial))
+    def failed(self, dial: Dial, now_s: float) -> float:
+        """Returns when it was dialled."""
+        since_s = self._under_way.pop(_name(dial), now_s)
         attempt = self._loose.get(dial.addresses[0])
         if dial.node is not None:
             attempt = self._attempts.setdefault(dial.node, _Attempt(now_s))
@@ -138,6 +139,7 @@ class Dialler:
             wait_s = min(FIRST_RETRY_S * 2.0**attempt.failures, LAST_RETRY_S)
             attempt.failures = min(attempt.failures + 1, 16)
             attempt.next_s = now_s + wait_s * self._draw.uniform(0.75, 1.25)
+        return since_s
 
     def _wanted(self) -> Collection[bytes]:
         if len(self._addresses) < MESH_UP_TO:

@@ -50,7 +50,6 @@ _MAX_EVENTS = 256  # in one outcome
 _WANTED_S = 1.0  # to wait for a record before another node is asked
 _REFUSED_S = 30.0
 _REFRESH_BATCH_S = 1.0  # mere refreshes are announced together
-_SETTLED_S = 0.1
 _PARTITION_SHARE = 0.05
 _SLEPT_S = 10.0  # no tick for so long: this machine did not run
 _LOGGED = 8  # refusals of one reason that are logged; afterwards they are only counted
@@ -174,9 +173,10 @@ class Gossip:
                 self._look(node, now_s, reason)
         return self._end_of_input(now_s)
 
-    def unreachable(self, node: bytes, now_s: float, reason: str) -> Outcome:
-        """This node dialled it, in vain."""
-        if node not in self.linked:
+    def unreachable(self, node: bytes, dialled_s: float, now_s: float, reason: str) -> Outcome:
+        """This node dialled it, in vain. What it said since then weighs more."""
+        held = self.store.get(advert_key(node))
+        if node not in self.linked and held is not None and held.born_s <= dialled_s:
             self._lose(node, now_s, reason)
         return self._end_of_input(now_s)
 
@@ -367,8 +367,11 @@ class Gossip:
 
     def _note_advert(self, entry: Entry, advert: Advert, held: Entry | None, now_s: float) -> None:
         node, standing = advert.node, self.live.standing(advert.node)
-        is_doubted = standing is not Standing.ALIVE or self.live.is_doubted(node)
-        is_same = held is not None and (held.content, held.stamp.incarnation) == (entry.content, entry.stamp.incarnation)
+        is_doubted = self.live.refuted(node) or standing is not Standing.ALIVE
+        is_same = held is not None and (held.content, held.stamp.incarnation) == (
+            entry.content,
+            entry.stamp.incarnation,
+        )
         if is_same and not is_doubted:
             self._refreshed[entry.key] = None
         else:
@@ -387,7 +390,7 @@ class Gossip:
 
     def _hear_of_lost(self, entry: Entry, node: bytes, now_s: float) -> None:
         """Only a statement made after the loss tells anything; an older one was still on its way."""
-        if entry.born_s < self.live.lost_s(node) + _SETTLED_S:
+        if entry.born_s < self.live.lost_s(node):
             return
         if self.is_sparse:
             self._is_alive(node, now_s)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 
 PING_EVERY_S = 1.0
 PING_TIMEOUT_S = 1.0
+PING_RETRY_S = 0.75
 PING_ATTEMPTS = 3
 _SMOOTHING = 0.2
 MAX_REPORTS = 1024
@@ -103,7 +104,8 @@ class Liveness:
     def ping(self, node: bytes, now_s: float, attempts: int = PING_ATTEMPTS) -> int:
         """A nonce for a ping that is sent now."""
         nonce = self._draw.getrandbits(62)
-        patience_s = max(PING_TIMEOUT_S, 4 * self._rtts_s.get(node, 0.0))
+        timeout_s = PING_TIMEOUT_S if attempts == PING_ATTEMPTS else PING_RETRY_S
+        patience_s = max(timeout_s, 4 * self._rtts_s.get(node, 0.0))
         self._waiting[node] = _Waiting(nonce, now_s, now_s + patience_s, attempts)
         return nonce
 
@@ -145,9 +147,9 @@ class Liveness:
     def check_later(self, node: bytes, at_s: float) -> None:
         self._checks.setdefault(node, at_s)
 
-    def is_doubted(self, node: bytes) -> bool:
-        """Somebody reported it, and it has not been looked into yet."""
-        return node in self._checks
+    def refuted(self, node: bytes) -> bool:
+        """It spoke: what was reported need not be looked into any more. Whether anything was."""
+        return self._checks.pop(node, None) is not None
 
     def checks_due(self, now_s: float) -> list[bytes]:
         due = [node for node, at_s in self._checks.items() if at_s <= now_s] if self._checks else []

@@ -82,10 +82,10 @@ class Membership:
         return self._settled(self.gossip.link_up(node, now_s), now_s)
 
     def dial_failed(self, dial: Dial, reason: str, now_s: float) -> Outcome:
-        self.dialler.failed(dial, now_s)
+        dialled_s = self.dialler.failed(dial, now_s)
         if dial.node is None:
             return Outcome()
-        return self._settled(self.gossip.unreachable(dial.node, now_s, reason), now_s)
+        return self._settled(self.gossip.unreachable(dial.node, dialled_s, now_s, reason), now_s)
 
     def link_lost(self, node: bytes, reason: str, now_s: float) -> Outcome:
         return self._settled(self.gossip.link_lost(node, now_s, reason), now_s)
@@ -100,7 +100,7 @@ class Membership:
             if advert is not None and self.gossip.is_present(node):
                 self.dialler.is_there(node, advert.addresses, now_s)
         outcome.effects = [
-            effect for effect in outcome.effects if not isinstance(effect, Dial) or self.dialler.begin(effect)
+            effect for effect in outcome.effects if not isinstance(effect, Dial) or self.dialler.begin(effect, now_s)
         ]
         return outcome
 
