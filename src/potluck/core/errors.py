@@ -30,6 +30,7 @@ PotluckError
 │   ├── DialFailed             dial_failed            nobody answers there, or not in time
 │   ├── WrongPeer              wrong_peer             somebody else answers there
 │   └── PeerRefused            peer_refused           the other side turned us away, and said why
+├── RecordRefused              record_refused         a signed record that cannot be believed; carries the reason
 └── BenchmarkFailed            benchmark_failed       a benchmark cannot run here, or its figures would not be fair
 """
 
@@ -133,12 +134,12 @@ class NotEntitled(PotluckError):
 
 
 class RecordRefused(PotluckError):
-    """`reason` is one of trust/records.py's RefusalReason: stable, and what is counted."""
+    """A membership record or an advert. `reason` is short and stable: the name of a counter."""
 
     code = "record_refused"
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"membership record refused: {reason}")
+    def __init__(self, reason: str, message: str | None = None) -> None:
+        super().__init__(message or f"membership record refused: {reason}")
         self.reason = reason
 
 

@@ -141,6 +141,17 @@ class PeerLinks:
                 del self._links[link.peer]
             self._on_lost(link.peer, reason)
 
+    def drop(self, node: bytes, reason: str) -> None:
+        """Cuts every link to a node at once; it is reported lost where there was one."""
+        links = self._links.pop(node, [])
+        for link in links:
+            link.abort()
+        if links:
+            self._on_lost(node, reason)
+
+    def linked(self) -> list[bytes]:
+        return list(self._links)
+
     async def close(self) -> None:
         """Closes every link; nobody is reported lost any more."""
         tasks = list(self._tasks)

@@ -34,6 +34,7 @@ from potluck.wire.messages import (
     Result,
     Rewired,
     Step,
+    SwarmMessage,
     TokenizerData,
 )
 from potluck.wire.worker_settings import WorkerSettings
@@ -167,6 +168,9 @@ class Node:
             return self.orchestrator.on_answer(sender, message, body)
         if isinstance(message, Open):
             return self._on_open(sender, message, body)
+        if isinstance(message, SwarmMessage):
+            self.counters["no_swarm_here"] += 1
+            return None
         session = message.session
         if isinstance(message, Opened | Refused | Result | Rewired | Probed | Fault):
             # From a shard to its head; where that shard is our own, it knows the same session.

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from potluck.core.sampling_params import SamplingParams
+from potluck.identity.signed import Signed
 
 PROTOCOL_VERSION = 2
 MAX_POSITIONS = 1 << 20
@@ -265,6 +266,73 @@ class Failed(_Message, frozen=True, tag="failed"):
     message: Text
 
 
+# ---------------------------------------------------------------- membership: what swarm/gossip.py says and hears
+
+DIGEST_BYTES = 28  # of one record: its key (8), incarnation (8), version (8), the beginning of its hash (4)
+RECORD_KEY_BYTES = 8
+BUCKET_HASH_BYTES = 8
+MAX_BUCKETS = 256
+MAX_DIGESTS = 2048  # in one message; together less than what travels as one urgent frame
+MAX_RECORDS = 512
+MAX_RECORD_AGE_MS = 1 << 40
+
+Nonce = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Counting = Annotated[int, Meta(ge=0, lt=1 << 62)]  # only ever goes up
+
+
+class Ping(_Message, frozen=True, tag="ping"):
+    nonce: Nonce
+
+
+class Pong(_Message, frozen=True, tag="pong"):
+    nonce: Nonce
+
+
+class Summary(_Message, frozen=True, tag="summary"):
+    """A hash over all records that the sender holds; whoever holds others answers with Buckets."""
+
+    root: Annotated[bytes, Meta(min_length=BUCKET_HASH_BYTES, max_length=BUCKET_HASH_BYTES)]
+    count: Counting
+
+
+class Buckets(_Message, frozen=True, tag="buckets"):
+    """The same hash for each bucket of keys: 16 or 256 of them, after the key's first four or eight bits."""
+
+    hashes: Annotated[bytes, Meta(min_length=16 * BUCKET_HASH_BYTES, max_length=MAX_BUCKETS * BUCKET_HASH_BYTES)]
+
+
+class Digests(_Message, frozen=True, tag="digests"):
+    """What the sender holds: all of the named buckets (of 256), or, where none is named, what is new to it."""
+
+    buckets: Annotated[bytes, Meta(max_length=MAX_BUCKETS)]
+    entries: Annotated[bytes, Meta(max_length=MAX_DIGESTS * DIGEST_BYTES)]
+
+
+class Wanted(_Message, frozen=True, tag="wanted"):
+    keys: Annotated[bytes, Meta(max_length=MAX_DIGESTS * RECORD_KEY_BYTES)]
+
+
+class AgedRecord(msgspec.Struct, frozen=True, array_like=True):
+    """`age_ms`: how long ago the statement was first heard of, as far as the sender knows. It can only shorten a life."""
+
+    record: Signed
+    age_ms: Annotated[int, Meta(ge=0, le=MAX_RECORD_AGE_MS)]
+
+
+class Records(_Message, frozen=True, tag="records"):
+    records: Annotated[tuple[AgedRecord, ...], Meta(max_length=MAX_RECORDS)]
+
+
+class Suspicion(_Message, frozen=True, tag="suspicion"):
+    """The node did not answer somebody, whose last word from it has this number. Whoever hears it looks for himself."""
+
+    node: NodeId
+    incarnation: Counting
+    version: Counting
+
+
+SwarmMessage = Ping | Pong | Summary | Buckets | Digests | Wanted | Records | Suspicion
+
 Message = (
     Open
     | Opened
@@ -285,4 +353,12 @@ Message = (
     | GetTokenizer
     | TokenizerData
     | Failed
+    | Ping
+    | Pong
+    | Summary
+    | Buckets
+    | Digests
+    | Wanted
+    | Records
+    | Suspicion
 )

@@ -1,0 +1,148 @@
+"""What a node states about itself, signed: shards, stored weights, memory, speed, links. Pure; who is believed is decided elsewhere.
+
+An advert says how long it holds, never when it was made: whoever receives it counts from then on, by his own monotonic clock.
+"""
+
+import hashlib
+from collections.abc import Callable
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from potluck.core.errors import RecordRefused
+from potluck.core.limits import DISTRIBUTED_SHARD_HEALTH_TIMEOUT_S
+from potluck.identity.keys import NodeKey
+from potluck.identity.signed import Signed, sign
+from potluck.wire.messages import Address, Counting, Layer, Microseconds, Name, NodeId, ShardInfo
+
+ADVERT = "advert"
+ADVERT_LIFETIME_S = int(4 * DISTRIBUTED_SHARD_HEALTH_TIMEOUT_S)
+MAX_LIFETIME_S = 4 * 3600  # four times the longest health timeout that a configuration may name
+MAX_ADVERT_BYTES = 16 << 10
+MAX_COUNT = 1 << 40
+MAX_LEAP = 1 << 20  # an incarnation or version that is further ahead than any node can have come is not believed
+MAX_ADDRESSES, MAX_SHARDS, MAX_HELD, MAX_SPEEDS, MAX_LINKS = 8, 64, 64, 64, 64
+_CACHED = 1 << 15
+
+Bytes = Annotated[int, Meta(ge=0, lt=1 << 62)]
+
+
+class HeldWeights(msgspec.Struct, frozen=True, array_like=True):
+    """Weights that the node can give to others: ranges start ≤ layer < stop of a model."""
+
+    weights_sha256: Name
+    ranges: Annotated[tuple[tuple[Layer, Layer], ...], Meta(max_length=64)]
+
+
+class LayerSpeed(msgspec.Struct, frozen=True, array_like=True):
+    """Measured: what one layer of a model takes for one token."""
+
+    weights_sha256: Name
+    layer_us: Microseconds
+
+
+class LinkFigures(msgspec.Struct, frozen=True, array_like=True):
+    """Measured towards another node; a bandwidth of 0 is unknown."""
+
+    node: NodeId
+    rtt_us: Microseconds
+    bandwidth_bytes_s: Bytes = 0
+
+
+class Advert(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Later versions may append fields; older nodes pass them on unread."""
+
+    node: NodeId
+    incarnation: Counting = 0  # one more at each start, kept on disk
+    version: Counting = 0  # one more for each statement of an incarnation
+    instance: Annotated[bytes, Meta(min_length=8, max_length=8)] = bytes(8)  # drawn at each start; two at once: a clone
+    lifetime_s: Annotated[int, Meta(ge=0, lt=1 << 31)] = ADVERT_LIFETIME_S
+    name: Name = ""
+    software: Name = ""
+    arithmetic: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
+    addresses: Annotated[tuple[Address, ...], Meta(max_length=MAX_ADDRESSES)] = ()
+    shards: Annotated[tuple[ShardInfo, ...], Meta(max_length=MAX_SHARDS)] = ()
+    held: Annotated[tuple[HeldWeights, ...], Meta(max_length=MAX_HELD)] = ()
+    memory_total_bytes: Bytes = 0
+    memory_available_bytes: Bytes = 0
+    memory_budget_bytes: Bytes = 0
+    speeds: Annotated[tuple[LayerSpeed, ...], Meta(max_length=MAX_SPEEDS)] = ()
+    threads: Annotated[int, Meta(ge=0, le=4096)] = 0
+    links: Annotated[tuple[LinkFigures, ...], Meta(max_length=MAX_LINKS)] = ()
+    is_draining: bool = False
+    allows_serving: bool = False
+    is_leaving: bool = False  # the last word of an incarnation
+
+    @property
+    def stamp(self) -> "Stamp":
+        return Stamp(self.incarnation, self.version)
+
+
+class Stamp(NamedTuple):
+    """Orders a node's statements. Membership records, which are never replaced, have (0, 0)."""
+
+    incarnation: int
+    version: int
+
+
+class ReadAdvert(msgspec.Struct, frozen=True):
+    """`hash`: of the whole statement; `content`: of what it says, the same for a mere refresh."""
+
+    advert: Advert
+    hash: int
+    content: int
+
+
+def sign_advert(key: NodeKey, advert: Advert) -> Signed:
+    """Raises RecordRefused ("too_large") for one that nobody would take."""
+    payload = msgspec.msgpack.encode(advert)
+    if len(payload) > MAX_ADVERT_BYTES:
+        raise RecordRefused("too_large", f"an advert of {len(payload)} bytes; {MAX_ADVERT_BYTES} are allowed")
+    return sign(key, ADVERT, payload)
+
+
+def record_hash(record: Signed) -> int:
+    """64 bits that name a statement among those of one swarm."""
+    data = msgspec.msgpack.encode(record)
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
+
+
+def read_advert(record: Signed, is_authentic: Callable[[Signed], bool] | None = None) -> ReadAdvert:
+    """The advert in a record. Raises RecordRefused: too_large, forged, malformed, future_dated."""
+    if len(record.payload) > MAX_ADVERT_BYTES:
+        raise RecordRefused("too_large", "an advert larger than allowed")
+    if not (record.is_authentic if is_authentic is None else is_authentic(record)):
+        raise RecordRefused("forged", "an advert that its signer did not sign")
+    try:
+        advert = msgspec.msgpack.decode(record.payload, type=Advert)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise RecordRefused("malformed", "an advert that cannot be read") from None
+    if advert.node != record.signer:
+        raise RecordRefused("forged", "an advert about somebody else than its signer")
+    if advert.lifetime_s > MAX_LIFETIME_S or max(advert.stamp) > MAX_COUNT:
+        raise RecordRefused("future_dated", "an advert that would hold for too long, or that is ahead of any real one")
+    bare = msgspec.structs.replace(advert, incarnation=0, version=0)
+    content = hashlib.blake2b(msgspec.msgpack.encode(bare), digest_size=8).digest()
+    return ReadAdvert(advert, record_hash(record), int.from_bytes(content, "big"))
+
+
+class AdvertReader:
+    """Reads adverts, each once: a record that comes again, from whomever, costs a look-up. May be used by many nodes."""
+
+    def __init__(self, is_authentic: Callable[[Signed], bool] | None = None) -> None:
+        self._is_authentic = is_authentic
+        self._read: dict[Signed, ReadAdvert] = {}
+
+    def __repr__(self) -> str:
+        return f"<AdvertReader {len(self._read)} cached>"
+
+    def read(self, record: Signed) -> ReadAdvert:
+        """See read_advert. Refusals are not remembered: what is kept is only what members signed."""
+        known = self._read.get(record)
+        if known is None:
+            known = read_advert(record, self._is_authentic)
+            while len(self._read) >= _CACHED:
+                del self._read[next(iter(self._read))]
+            self._read[record] = known
+        return known

@@ -1,0 +1,29 @@
+"""Small files that are read whole and replaced whole: after a crash either the old content is there or the new."""
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def read_bounded(path: Path, max_bytes: int) -> bytes | None:
+    """The content; None where there is no such file, or where it is larger than it can rightly be."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+    except FileNotFoundError:
+        return None
+    return data if len(data) <= max_bytes else None
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

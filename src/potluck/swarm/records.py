@@ -1,0 +1,182 @@
+"""The records that a node holds, with hashes over them that two nodes can compare in few bytes. No I/O, no clock, no trust.
+
+Hashes of records are combined by exclusive or, so that a change costs one operation. A record falls into one of 256 buckets, after
+the first byte of its key.
+"""
+
+import hashlib
+import heapq
+import math
+import struct
+from collections.abc import Iterable, Iterator
+
+from potluck.identity.signed import Signed
+from potluck.swarm.adverts import ADVERT, Advert, ReadAdvert, Stamp, record_hash
+from potluck.wire.messages import BUCKET_HASH_BYTES, DIGEST_BYTES, MAX_BUCKETS, RECORD_KEY_BYTES
+
+COARSE_BUCKETS = 16
+_COARSE_UP_TO = 128  # records; with fewer, 16 buckets tell enough
+_DIGEST = struct.Struct(">8sQQI")
+_UNSTAMPED = Stamp(0, 0)
+assert _DIGEST.size == DIGEST_BYTES
+
+
+class Digest:
+    """What one node tells another about a record."""
+
+    __slots__ = ("check", "key", "stamp")
+
+    def __init__(self, key: bytes, stamp: Stamp, check: int) -> None:
+        self.key, self.stamp, self.check = key, stamp, check
+
+
+class Entry:
+    """A record held. `born_s`: when it was first heard of, by anybody, on this node's clock."""
+
+    __slots__ = ("advert", "born_s", "content", "expires_s", "hash", "key", "record", "stamp", "taken_s")
+
+    def __init__(self, key: bytes, record: Signed, hash_: int, born_s: float, read: ReadAdvert | None) -> None:
+        self.key, self.record, self.hash, self.born_s = key, record, hash_, born_s
+        self.taken_s = born_s  # when it came here
+        self.advert: Advert | None = read.advert if read is not None else None
+        self.content = read.content if read is not None else 0
+        self.stamp = read.advert.stamp if read is not None else _UNSTAMPED
+        self.expires_s = born_s + read.advert.lifetime_s if read is not None else math.inf
+
+    def __repr__(self) -> str:
+        return f"<Entry {self.record.kind} {self.key.hex()} {tuple(self.stamp)}>"
+
+    @property
+    def digest(self) -> bytes:
+        return _DIGEST.pack(self.key, *self.stamp, self.hash & 0xFFFFFFFF)
+
+    @property
+    def check(self) -> int:
+        return self.hash & 0xFFFFFFFF
+
+
+def advert_key(node: bytes) -> bytes:
+    return hashlib.blake2b(b"advert\0" + node, digest_size=RECORD_KEY_BYTES).digest()
+
+
+def record_key(record: Signed, hash_: int) -> bytes:
+    """An advert replaces its node's last one; any other record stands for itself."""
+    return advert_key(record.signer) if record.kind == ADVERT else hash_.to_bytes(RECORD_KEY_BYTES, "big")
+
+
+def entry_of(record: Signed, born_s: float, read: ReadAdvert | None) -> Entry:
+    hash_ = read.hash if read is not None else record_hash(record)
+    return Entry(record_key(record, hash_), record, hash_, born_s, read)
+
+
+def parse_digests(data: bytes) -> Iterator[Digest]:
+    """Raises ValueError where the length is not that of whole entries."""
+    if len(data) % DIGEST_BYTES:
+        raise ValueError("digests cut short")
+    return (
+        Digest(key, Stamp(incarnation, version), check)
+        for key, incarnation, version, check in _DIGEST.iter_unpack(data)
+    )
+
+
+def parse_keys(data: bytes) -> list[bytes]:
+    if len(data) % RECORD_KEY_BYTES:
+        raise ValueError("keys cut short")
+    return [data[place : place + RECORD_KEY_BYTES] for place in range(0, len(data), RECORD_KEY_BYTES)]
+
+
+class RecordStore:
+    """Entries by key, the hashes over them, and which of them expire when."""
+
+    def __init__(self) -> None:
+        self._entries: dict[bytes, Entry] = {}
+        self._buckets: list[dict[bytes, Entry]] = [{} for _ in range(MAX_BUCKETS)]
+        self._hashes = [0] * MAX_BUCKETS
+        self._expiries: list[tuple[float, bytes, Stamp]] = []
+        self.root = 0
+
+    def __repr__(self) -> str:
+        return f"<RecordStore {len(self._entries)} records, {self.root:016x}>"
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def get(self, key: bytes) -> Entry | None:
+        return self._entries.get(key)
+
+    def put(self, entry: Entry) -> None:
+        self.remove(entry.key)
+        self._entries[entry.key] = entry
+        self._buckets[entry.key[0]][entry.key] = entry
+        self._mix(entry)
+        self.will_expire(entry)
+
+    def will_expire(self, entry: Entry) -> None:
+        """The entry's end is known, or has moved."""
+        if entry.expires_s != math.inf:
+            heapq.heappush(self._expiries, (entry.expires_s, entry.key, entry.stamp))
+
+    def remove(self, key: bytes) -> Entry | None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            del self._buckets[key[0]][key]
+            self._mix(entry)
+        return entry
+
+    def _mix(self, entry: Entry) -> None:
+        self._hashes[entry.key[0]] ^= entry.hash
+        self.root ^= entry.hash
+
+    def expire(self, now_s: float) -> list[Entry]:
+        """Removes and returns what has come to its end."""
+        gone = []
+        while self._expiries and self._expiries[0][0] <= now_s:
+            _, key, stamp = heapq.heappop(self._expiries)
+            entry = self._entries.get(key)
+            if entry is not None and entry.stamp == stamp and entry.expires_s <= now_s:
+                self.remove(key)
+                gone.append(entry)
+        return gone
+
+    # ------------------------------------------------------------ comparing with another node
+
+    def root_bytes(self) -> bytes:
+        return self.root.to_bytes(BUCKET_HASH_BYTES, "big")
+
+    def bucket_hashes(self, other_count: int) -> bytes:
+        """For 16 buckets where both sides hold little, otherwise for 256."""
+        if max(len(self), other_count) > _COARSE_UP_TO:
+            return _packed(self._hashes)
+        return _packed(_fold(self._hashes))
+
+    def differing(self, hashes: bytes) -> list[int] | None:
+        """Which of our 256 buckets the other side's hashes say are different; None where they are no such hashes."""
+        theirs = [hashes[place : place + BUCKET_HASH_BYTES] for place in range(0, len(hashes), BUCKET_HASH_BYTES)]
+        if len(hashes) == MAX_BUCKETS * BUCKET_HASH_BYTES:
+            ours, width = self._hashes, 1
+        elif len(hashes) == COARSE_BUCKETS * BUCKET_HASH_BYTES:
+            ours, width = _fold(self._hashes), MAX_BUCKETS // COARSE_BUCKETS
+        else:
+            return None
+        different = [place for place, own in enumerate(ours) if own.to_bytes(BUCKET_HASH_BYTES, "big") != theirs[place]]
+        return [place * width + each for place in different for each in range(width)]
+
+    def bucket(self, number: int) -> Iterable[Entry]:
+        return self._buckets[number].values()
+
+    def bucket_size(self, number: int) -> int:
+        return len(self._buckets[number])
+
+
+def _fold(hashes: list[int]) -> list[int]:
+    folded = [0] * COARSE_BUCKETS
+    for place, each in enumerate(hashes):
+        folded[place * COARSE_BUCKETS // MAX_BUCKETS] ^= each
+    return folded
+
+
+def _packed(hashes: list[int]) -> bytes:
+    return b"".join(each.to_bytes(BUCKET_HASH_BYTES, "big") for each in hashes)
