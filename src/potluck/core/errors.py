@@ -10,6 +10,8 @@ PotluckError
 ├── WeightsMismatch            weights_mismatch       bytes differ from the manifest
 ├── ModelNotFound              model_not_found
 ├── DownloadFailed             download_failed
+├── WeightsMissing             weights_missing        layers that a partial model does not hold
+├── WeightsUnavailable         weights_unavailable    no peer (and nobody outside) gave some chunks of a model
 ├── OutOfKvMemory              kv_budget_exceeded     the KV budget has no room left
 ├── ShardUnavailable           shard_unavailable      no shard covers some layers, or all that do are full
 ├── PipelineStalled            pipeline_stalled       no progress within the time allowed
@@ -77,6 +79,14 @@ class ModelNotFound(PotluckError):
 
 class DownloadFailed(PotluckError):
     code = "download_failed"
+
+
+class WeightsMissing(PotluckError):
+    code = "weights_missing"
+
+
+class WeightsUnavailable(PotluckError):
+    code = "weights_unavailable"
 
 
 class OutOfKvMemory(PotluckError):

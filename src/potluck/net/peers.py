@@ -2,6 +2,7 @@
 
 Messages to a node leave in the order in which they were sent, also those that waited for its link. A node whose link breaks, or that
 cannot be reached, is reported lost, once for every time it was there. Messages to oneself come back through the loop, in order.
+Links for bulk are apart: nothing else is ever sent on them, and their loss is no node's.
 """
 
 import asyncio
@@ -9,12 +10,13 @@ import logging
 from collections.abc import Callable, Coroutine
 
 from potluck.core.errors import PotluckError
-from potluck.net.link import Link, Transport
-from potluck.wire.messages import Message
+from potluck.net.link import Link, LinkHandler, Transport
+from potluck.wire.messages import BulkLink, Message
 
 _LOG = logging.getLogger(__name__)
 DIAL_TIMEOUT_S = 3.0
 _MAX_WAITING = 256  # messages to a node that is being dialled
+MAX_BULK_LINKS = 4  # to one node
 
 OnMessage = Callable[[bytes, Message, bytes], None]
 OnLost = Callable[[bytes, str], None]
@@ -23,10 +25,15 @@ OnLost = Callable[[bytes, str], None]
 class PeerLinks:
     """All links of one node; the handler of its transport's callbacks."""
 
-    def __init__(self, node: bytes, transport: Transport, on_message: OnMessage, on_lost: OnLost) -> None:
+    def __init__(
+        self, node: bytes, transport: Transport, on_message: OnMessage, on_lost: OnLost, bulk: LinkHandler | None = None
+    ) -> None:
+        """`bulk`: gets what arrives on links that others opened for bulk; without it they are refused."""
         self._node, self._transport = node, transport
         self._on_message, self._on_lost = on_message, on_lost
+        self._bulk = bulk
         self._links: dict[bytes, list[Link]] = {}
+        self._bulk_links: dict[bytes, list[Link]] = {}  # opened by the other side
         self._waiting: dict[bytes, list[tuple[Message, bytes]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -96,16 +103,36 @@ class PeerLinks:
     # ------------------------------------------------------------ the transport's callbacks
 
     def on_message(self, link: Link, message: Message, body: bytes) -> None:
+        if link in self._bulk_links.get(link.peer, ()):
+            assert self._bulk is not None
+            return self._bulk.on_message(link, message, body)
+        if isinstance(message, BulkLink):
+            return self._set_apart(link)
         self._adopt(link)
-        self._on_message(link.peer, message, body)
+        return self._on_message(link.peer, message, body)
+
+    def _set_apart(self, link: Link) -> None:
+        apart = self._bulk_links.get(link.peer, [])
+        if self._bulk is None or len(apart) >= MAX_BULK_LINKS or link in self._links.get(link.peer, ()):
+            self.on_lost(link, "a link for bulk that is not wanted")
+            link.abort()
+        else:
+            self._bulk_links[link.peer] = [*apart, link]
 
     def on_lost(self, link: Link, reason: str) -> None:
+        if link in self._bulk_links.get(link.peer, ()):
+            assert self._bulk is not None
+            self._bulk_links[link.peer].remove(link)
+            if not self._bulk_links[link.peer]:
+                del self._bulk_links[link.peer]
+            return self._bulk.on_lost(link, reason)
         links = self._links.get(link.peer, [])
         if link in links:
             links.remove(link)
             if not links:
                 del self._links[link.peer]
             self._on_lost(link.peer, reason)
+        return None
 
     async def close(self) -> None:
         """Closes every link; nobody is reported lost any more."""
@@ -113,6 +140,7 @@ class PeerLinks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        links, self._links = self._links, {}
-        for link in [link for group in links.values() for link in group]:
+        groups = [*self._links.values(), *self._bulk_links.values()]
+        self._links, self._bulk_links = {}, {}
+        for link in [link for group in groups for link in group]:
             link.close()

@@ -12,17 +12,23 @@ from potluck.core.errors import ModelNotFound
 from potluck.identity.keys import NodeKey
 from potluck.net.link import Listener, Transport
 from potluck.net.peers import PeerLinks
+from potluck.node.weight_server import WeightServer
 from potluck.orchestrator.orchestrator import PipelineOrchestrator
 from potluck.shard.core import ShardSettings
 from potluck.shard.server import ShardServer
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
+    BulkLink,
+    ChunkData,
     Describe,
     Described,
     Failed,
     Fault,
+    GetChunk,
+    GetHoldings,
     GetTokenizer,
+    Holdings,
     Message,
     Open,
     Opened,
@@ -51,10 +57,11 @@ class Node:
         self.id = key.node_id
         self.counters: Counter[str] = Counter()
         self.metrics = Metrics()
-        self.links = PeerLinks(self.id, transport, self._on_message, self._on_lost)
+        self.weights = WeightServer()
+        self.links = PeerLinks(self.id, transport, self._on_message, self._on_lost, self.weights)
         self.orchestrator = PipelineOrchestrator(self.id, self.links, self._send, self.metrics)
         self.shards: list[ShardServer] = []
-        self._transport = transport
+        self.transport = transport
         self._listeners: list[Listener] = []
         self._models: dict[str, ServedModel] = {}
         self._owners: dict[bytes, ShardServer] = {}  # by session
@@ -66,7 +73,7 @@ class Node:
 
     async def listen(self, address: str) -> str:
         """Serves at `address`; returns it with the port that was bound."""
-        listener = await self._transport.listen(address, self.links)
+        listener = await self.transport.listen(address, self.links)
         self._listeners.append(listener)
         return listener.address
 
@@ -90,6 +97,7 @@ class Node:
             await asyncio.gather(self._housekeeping, return_exceptions=True)
         await self.orchestrator.close()
         await self.links.close()
+        await self.weights.close()
         for shard in self.shards:
             await shard.stop()
 
@@ -103,7 +111,7 @@ class Node:
 
     def metrics_page(self) -> bytes:
         """The Prometheus page, with the counters of the deciding parts brought up to date."""
-        totals = Counter(self.counters)
+        totals = self.counters + self.weights.counters
         for shard in self.shards:
             totals.update(shard.core.counters)
         for reason, count in totals.items():
@@ -126,6 +134,9 @@ class Node:
             return self.orchestrator.on_answer(sender, message, body)
         if isinstance(message, Open):
             return self._on_open(sender, message, body)
+        if isinstance(message, BulkLink | GetHoldings | Holdings | GetChunk | ChunkData):
+            self.counters["for_bulk_links_only"] += 1
+            return None
         session = message.session
         if isinstance(message, Opened | Refused | Result | Rewired | Probed | Fault):
             # From a shard to its head; where that shard is our own, it knows the same session.
