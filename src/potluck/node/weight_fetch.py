@@ -272,8 +272,6 @@ class WeightFetch:
         self._partial, self._fetch = partial, PeerFetch(missing, self._settings)
         self._finished = asyncio.get_running_loop().create_future()
         self._progress.start(f"fetching {self._model_id}", self._fetch.total_bytes)
-        if self._outside is not None:
-            self._fetch.add_source(OUTSIDE, self._fetch.missing_tensors, self._now_s())
         self._joining = len(dials)
         for dial in dials:
             self._own(self._join(dial, partial.manifest))
@@ -290,6 +288,8 @@ class WeightFetch:
         if fetch is None or finished is None or finished.done():
             return
         now_s = self._now_s()
+        if self._outside is not None and not self._joining:  # every peer has said what it holds
+            fetch.add_source(OUTSIDE, fetch.missing_tensors, now_s)
         while actions := fetch.advance(now_s):
             for action in actions:
                 self._carry_out(fetch, action)

@@ -208,7 +208,9 @@ class PartialModel:
         with self._lock:
             self.times.verify_s += verify_s
             self.times.write_s += write_s
-            right = self._right.get(unit.name, set())  # none: complete already, this chunk came twice
+            right = self._right.get(unit.name)
+            if right is None:  # complete already: this chunk came twice
+                return
             right.add(chunk)
             if len(right) < unit.chunk_count:
                 return
