@@ -24,11 +24,16 @@ from potluck.wire.codecs import check_rows, decode, encode
 from potluck.wire.frames import HEADER_BYTES, FrameWriter
 from potluck.wire.handshake import AccepterHandshake, DialerHandshake
 from potluck.wire.messages import (
+    BulkLink,
+    ChunkData,
     Credit,
     Described,
     Failed,
     Fault,
+    GetChunk,
+    GetHoldings,
     GetTokenizer,
+    Holdings,
     Hop,
     Message,
     Opened,
@@ -89,6 +94,11 @@ MESSAGES: tuple[tuple[Message, bytes], ...] = (
     (Described(nonce=4, node=NODE, version="0.1.0", shards=(SHARD, SHARD), daemon_pid=1, worker_pids=(2, 3)), b""),
     (GetTokenizer(nonce=5, weights_sha256="0" * 64), b""),
     (TokenizerData(nonce=5, manifest_bytes=100, tokenizer_bytes=100), b"\x02" * 200),
+    (BulkLink(), b""),
+    (GetHoldings(nonce=6, weights_sha256="0" * 64), b""),
+    (Holdings(nonce=6, ranges=((0, 10), (12, 272))), b""),
+    (GetChunk(nonce=7, weights_sha256="0" * 64, tensor="layers.3.query", chunk=2), b""),
+    (ChunkData(nonce=7), b"\x03" * 500),
     (Failed(nonce=5, code="model_not_found", message="no such model"), b""),
 )
 

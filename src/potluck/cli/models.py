@@ -89,7 +89,7 @@ def listing(entries: "tuple[ModelEntry, ...]") -> str:
         (
             entry.id,
             entry.family,
-            str(entry.layer_count),
+            str(entry.layer_count) if entry.held is None else f"partial {entry.held} of {entry.layer_count}",
             shown_count(entry.parameter_count),
             shown_bytes(entry.size_bytes),
             f"{entry.context_length:,}",

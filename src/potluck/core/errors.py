@@ -10,6 +10,8 @@ PotluckError
 ├── WeightsMismatch            weights_mismatch       bytes differ from the manifest
 ├── ModelNotFound              model_not_found
 ├── DownloadFailed             download_failed
+├── WeightsMissing             weights_missing        layers that a partial model does not hold
+├── WeightsUnavailable         weights_unavailable    no peer (and nobody outside) gave some chunks of a model
 ├── OutOfKvMemory              kv_budget_exceeded     the KV budget has no room left
 ├── ShardUnavailable           shard_unavailable      no shard covers some layers, or all that do are full
 ├── PlacementImpossible        placement_impossible   the nodes together cannot hold a model; says how many bytes are missing
@@ -20,7 +22,7 @@ PotluckError
 ├── BadSwarmFile               bad_swarm_file         a swarm's file is damaged, in use or open to others; names the file
 ├── BadInvite                  bad_invite             an invite that was altered, cut short or is none
 ├── NotEntitled                not_entitled           this node may not do that in its swarm
-├── RecordRefused              record_refused         a membership record that counts for nothing; `reason` says why
+├── RecordRefused              record_refused         a membership record or an advert that counts for nothing; `reason` says why
 ├── WireError                  wire_error
 │   ├── ProtocolViolation      protocol_violation     the other side sent what the protocol does not allow
 │   └── WireMisuse             wire_misuse            our own code asked for what the protocol cannot carry
@@ -30,7 +32,6 @@ PotluckError
 │   ├── DialFailed             dial_failed            nobody answers there, or not in time
 │   ├── WrongPeer              wrong_peer             somebody else answers there
 │   └── PeerRefused            peer_refused           the other side turned us away, and said why
-├── RecordRefused              record_refused         a signed record that cannot be believed; carries the reason
 └── BenchmarkFailed            benchmark_failed       a benchmark cannot run here, or its figures would not be fair
 """
 
@@ -83,6 +84,14 @@ class ModelNotFound(PotluckError):
 
 class DownloadFailed(PotluckError):
     code = "download_failed"
+
+
+class WeightsMissing(PotluckError):
+    code = "weights_missing"
+
+
+class WeightsUnavailable(PotluckError):
+    code = "weights_unavailable"
 
 
 class OutOfKvMemory(PotluckError):

@@ -3,6 +3,7 @@
 Messages to a node leave in the order in which they were sent, also those that waited for its link. A node whose link breaks, or that
 cannot be reached, is reported lost, once for every time it was there. Messages to oneself come back through the loop, in order.
 Who may have a link is asked again whenever one is taken into use: a node can lose its welcome after its handshake.
+Links for bulk are apart: nothing else is ever sent on them, and their loss is no node's.
 """
 
 import asyncio
@@ -11,13 +12,14 @@ from collections.abc import Callable, Coroutine
 
 from potluck.core.errors import PeerRefused, PotluckError
 from potluck.identity.keys import short_id
-from potluck.net.link import Link, Transport
+from potluck.net.link import Link, LinkHandler, Transport
 from potluck.wire.handshake import Ticket
-from potluck.wire.messages import Message
+from potluck.wire.messages import BulkLink, Message
 
 _LOG = logging.getLogger(__name__)
 DIAL_TIMEOUT_S = 3.0
 _MAX_WAITING = 256  # messages to a node that is being dialled
+MAX_BULK_LINKS = 4  # to one node
 
 OnMessage = Callable[[bytes, Message, bytes], None]
 OnLost = Callable[[bytes, str], None]
@@ -28,16 +30,15 @@ class PeerLinks:
     """All links of one node; the handler of its transport's callbacks."""
 
     def __init__(
-        self,
-        node: bytes,
-        transport: Transport,
-        on_message: OnMessage,
-        on_lost: OnLost,
-        may_link: MayLink = lambda node: True,
-    ) -> None:
+        self, node: bytes, transport: Transport, on_message: OnMessage, on_lost: OnLost,
+        may_link: MayLink = lambda node: True, bulk: LinkHandler | None = None,
+    ) -> None:  # fmt: skip
+        """`bulk`: gets what arrives on links that others opened for bulk; without it they are refused."""
         self._node, self._transport, self._may_link = node, transport, may_link
         self._on_message, self._on_lost = on_message, on_lost
+        self._bulk = bulk
         self._links: dict[bytes, list[Link]] = {}
+        self._bulk_links: dict[bytes, list[Link]] = {}  # opened by the other side
         self._waiting: dict[bytes, list[tuple[Message, bytes]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -60,6 +61,9 @@ class PeerLinks:
     def drop(self, node: bytes, reason: str) -> None:
         """Cuts every link with a node, and reports it lost; what waited for one is forgotten. It may not come back by itself."""
         was_waiting = self._waiting.pop(node, None) is not None
+        for bulk in list(self._bulk_links.get(node, ())):
+            self.on_lost(bulk, reason)
+            bulk.abort()
         links = self._links.pop(node, [])
         for link in links:
             link.abort()
@@ -69,7 +73,7 @@ class PeerLinks:
 
     def drop_unwelcome(self, reason: str) -> None:
         """Drops every node that may not have a link any more; to be called when that may have changed."""
-        for node in [node for node in (*self._links, *self._waiting) if not self._may_link(node)]:
+        for node in [node for node in {*self._links, *self._waiting, *self._bulk_links} if not self._may_link(node)]:
             self.drop(node, reason)
 
     def send(self, node: bytes, address: str | None, message: Message, body: bytes = b"") -> None:
@@ -130,24 +134,37 @@ class PeerLinks:
     # ------------------------------------------------------------ the transport's callbacks
 
     def on_message(self, link: Link, message: Message, body: bytes) -> None:
-        if self._adopt(link):
+        if self._bulk_links and link in self._bulk_links.get(link.peer, ()):
+            assert self._bulk is not None
+            self._bulk.on_message(link, message, body)
+        elif isinstance(message, BulkLink):
+            self._set_apart(link)
+        elif self._adopt(link):
             self._on_message(link.peer, message, body)
 
+    def _set_apart(self, link: Link) -> None:
+        apart = self._bulk_links.get(link.peer, [])
+        is_wanted = self._bulk is not None and self._may_link(link.peer) and len(apart) < MAX_BULK_LINKS
+        if not is_wanted or link in self._links.get(link.peer, ()):
+            self.on_lost(link, "a link for bulk that is not wanted")
+            link.abort()
+        else:
+            self._bulk_links[link.peer] = [*apart, link]
+
     def on_lost(self, link: Link, reason: str) -> None:
+        if link in self._bulk_links.get(link.peer, ()):
+            assert self._bulk is not None
+            self._bulk_links[link.peer].remove(link)
+            if not self._bulk_links[link.peer]:
+                del self._bulk_links[link.peer]
+            return self._bulk.on_lost(link, reason)
         links = self._links.get(link.peer, [])
         if link in links:
             links.remove(link)
             if not links:
                 del self._links[link.peer]
             self._on_lost(link.peer, reason)
-
-    def drop(self, node: bytes, reason: str) -> None:
-        """Cuts every link to a node at once; it is reported lost where there was one."""
-        links = self._links.pop(node, [])
-        for link in links:
-            link.abort()
-        if links:
-            self._on_lost(node, reason)
+        return None
 
     def linked(self) -> list[bytes]:
         return list(self._links)
@@ -158,6 +175,7 @@ class PeerLinks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        links, self._links = self._links, {}
-        for link in [link for group in links.values() for link in group]:
+        groups = [*self._links.values(), *self._bulk_links.values()]
+        self._links, self._bulk_links = {}, {}
+        for link in [link for group in groups for link in group]:
             link.close()

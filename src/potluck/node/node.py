@@ -13,6 +13,7 @@ from potluck.core.errors import BadSwarmFile, ModelNotFound, NotEntitled
 from potluck.identity.keys import NodeKey
 from potluck.net.link import Listener, Transport
 from potluck.net.peers import PeerLinks
+from potluck.node.weight_server import WeightServer
 from potluck.orchestrator.orchestrator import PipelineOrchestrator
 from potluck.shard.core import ShardSettings
 from potluck.shard.server import ShardServer
@@ -21,11 +22,16 @@ from potluck.trust.admission import Admission
 from potluck.trust.roster import Roster
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
+    BulkLink,
+    ChunkData,
     Describe,
     Described,
     Failed,
     Fault,
+    GetChunk,
+    GetHoldings,
     GetTokenizer,
+    Holdings,
     Message,
     Open,
     Opened,
@@ -60,12 +66,15 @@ class Node:
         self._admission = admission
         self.counters: Counter[str] = Counter()
         self.metrics = Metrics()
-        self.links = PeerLinks(self.id, transport, self._on_message, self._on_lost, self._may_link)
+        self.weights = WeightServer()
+        self.links = PeerLinks(
+            self.id, transport, self._on_message, self._on_lost, may_link=self._may_link, bulk=self.weights
+        )
         if admission is not None:
             admission.keeper.on_change.append(self._on_roster)
         self.orchestrator = PipelineOrchestrator(self.id, self.links, self._send, self.metrics)
         self.shards: list[ShardServer] = []
-        self._transport = transport
+        self.transport = transport
         self._listeners: list[Listener] = []
         self._models: dict[str, ServedModel] = {}
         self._owners: dict[bytes, ShardServer] = {}  # by session
@@ -78,7 +87,7 @@ class Node:
 
     async def listen(self, address: str) -> str:
         """Serves at `address`; returns it with the port that was bound."""
-        listener = await self._transport.listen(address, self.links)
+        listener = await self.transport.listen(address, self.links)
         self._listeners.append(listener)
         if self._admission is not None and self._swarm_keeping is None:
             self._swarm_keeping = asyncio.get_running_loop().create_task(self._keep_swarm(self._admission))
@@ -108,6 +117,7 @@ class Node:
             self._save_swarm(self._admission)
         await self.orchestrator.close()
         await self.links.close()
+        await self.weights.close()
         for shard in self.shards:
             await shard.stop()
 
@@ -140,7 +150,7 @@ class Node:
 
     def metrics_page(self) -> bytes:
         """The Prometheus page, with the counters of the deciding parts brought up to date."""
-        totals = Counter(self.counters)
+        totals = self.counters + self.weights.counters
         for shard in self.shards:
             totals.update(shard.core.counters)
         if self._admission is not None:
@@ -170,6 +180,9 @@ class Node:
             return self._on_open(sender, message, body)
         if isinstance(message, SwarmMessage):
             self.counters["no_swarm_here"] += 1
+            return None
+        if isinstance(message, BulkLink | GetHoldings | Holdings | GetChunk | ChunkData):
+            self.counters["for_bulk_links_only"] += 1
             return None
         session = message.session
         if isinstance(message, Opened | Refused | Result | Rewired | Probed | Fault):

@@ -1,19 +1,24 @@
 """From a model in the store to a served shard, and from a head's question to tokens: what `up` and `ask` put together."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from potluck.core.errors import BadRequest, WeightsMismatch
+from potluck.core.errors import BadRequest, WeightsMismatch, WeightsMissing
 from potluck.core.layers import LayerRange
 from potluck.core.limits import ARITHMETIC_VERSION
 from potluck.core.model_facts import ModelFacts
 from potluck.core.tokenizer_spec import TokenizerSpec
 from potluck.node.node import Node, ServedModel
+from potluck.node.weight_server import OfferedWeights
 from potluck.shard.core import ShardSettings
 from potluck.shard.server import ShardServer
+from potluck.weights.checkpoint import TensorEntry
 from potluck.weights.manifest import Manifest, decode_manifest, tokenizer_sha256, weights_sha256
+from potluck.weights.partial_model import held_units
 from potluck.weights.store import ModelStore
+from potluck.weights.units import shown_units, stage_units
 from potluck.wire.messages import Stage
 from potluck.wire.worker_settings import WorkerSettings
 
@@ -28,18 +33,30 @@ class StoredModel(msgspec.Struct, frozen=True):
     facts: ModelFacts
     manifest: bytes
     tokenizer: bytes
+    tensors: Mapping[str, TensorEntry]  # where they lie, in the manifest's order
+    units: tuple[str, ...] | None = None  # of a partial model: what is held; None: everything
+
+    def offered(self) -> OfferedWeights:
+        return OfferedWeights(self.weights_sha256, self.manifest, self.tokenizer, self.tensors)
+
+    def require(self, stage: Stage) -> None:
+        """Raises WeightsMissing with the layers that a partial model lacks for a stage."""
+        missing = set(stage_units(self.facts, stage)) - set(self.units or ())
+        if self.units is not None and missing:
+            lacking = shown_units(missing, self.facts.layer_count)
+            raise WeightsMissing(f"{self.id} is held in part; {lacking} cannot be served from here")
 
 
 def read_stored_model(store: ModelStore, name: str) -> StoredModel:
     entry = store.find(name)
     checkpoint = store.open(name)
     try:
-        facts, spec = checkpoint.facts, checkpoint.tokenizer
+        facts, spec, tensors = checkpoint.facts, checkpoint.tokenizer, checkpoint.tensors
     finally:
         checkpoint.close()
     return StoredModel(
         entry.id, store.path(name), store.packed_folder(name), entry.weights_sha256, facts, store.manifest(name),
-        msgspec.json.encode(spec),
+        msgspec.json.encode(spec), tensors, held_units(store.path(name)) if entry.format == "partial" else None,
     )  # fmt: skip
 
 
@@ -89,6 +106,8 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def serve(node: Node, model: StoredModel, stage: Stage, settings: ServingSettings) -> ShardServer:
+    """Raises WeightsMissing where a partial model does not cover the stage. Its weights are offered to peers as well."""
+    model.require(stage)
     shard = ShardSettings(
         model=model.id, weights_sha256=model.weights_sha256, arithmetic=ARITHMETIC_VERSION, layer_count=model.facts.layer_count,
         hidden_size=model.facts.hidden_size, stage=stage, max_concurrent_streams=settings.max_concurrent_streams,
@@ -98,6 +117,7 @@ def serve(node: Node, model: StoredModel, stage: Stage, settings: ServingSetting
         model_path=str(model.path), source=model.weights_sha256, packed_folder=str(model.packed_folder), threads=settings.threads,
         kv_budget_bytes=settings.kv_budget_bytes,
     )  # fmt: skip
+    node.weights.offer(model.offered())
     return node.add_shard(shard, worker, ServedModel(model.weights_sha256, model.manifest, model.tokenizer))
 
 

@@ -65,7 +65,10 @@ class TensorEntry(msgspec.Struct, frozen=True):
 
 
 class Checkpoint(Protocol):
-    """An opened, validated model. Every tensor that `facts` call for exists with the right shape and lies inside its file."""
+    """An opened, validated model. Every tensor that `facts` call for exists with the right shape and lies inside its file.
+
+    Of a partial model (`partial_model.py`) some files may not be there: reading their tensors raises WeightsMissing.
+    """
 
     @property
     def facts(self) -> ModelFacts: ...

@@ -1,8 +1,10 @@
 """Hashing and copying of large files in pieces, with progress. Never holds a file in memory; knows no model format."""
 
+import contextlib
 import hashlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from potluck.core.errors import BadRequest, DownloadFailed
@@ -57,6 +59,16 @@ def link_file(source: Path, target: Path, progress: Progress) -> str:
     except OSError as error:
         raise BadRequest(f"cannot link {source} into the store ({error.strerror}); pull it without --link") from None
     return sha256_of(target, progress, f"checking {source.name}")
+
+
+@contextlib.contextmanager
+def file_faults(advice: str = "mend that and run the same command again") -> Iterator[None]:
+    """A full disk, a folder that may not be written: the user's to mend, so said in the user's words."""
+    try:
+        yield
+    except OSError as error:
+        place = f" ({error.filename})" if error.filename else ""
+        raise DownloadFailed(f"{error.strerror or error}{place}; {advice}") from error
 
 
 def require_space(folder: Path, needed_bytes: int) -> None:

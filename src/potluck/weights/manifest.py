@@ -114,6 +114,15 @@ def verify_tensors(checkpoint: Checkpoint, manifest: Manifest, names: Iterable[s
         _verify_chunks(checkpoint.read(name), record)
 
 
+def chunk_bytes(record: TensorRecord, chunk: int) -> int:
+    """The size of one of a tensor's chunks; only the last may be small."""
+    return min(CHUNK_BYTES, record.size_bytes - chunk * CHUNK_BYTES)
+
+
+def is_right_chunk(record: TensorRecord, chunk: int, data: bytes | memoryview) -> bool:
+    return len(data) == chunk_bytes(record, chunk) and hashlib.sha256(data).hexdigest() == record.chunks[chunk]
+
+
 def _record(checkpoint: Checkpoint, name: str) -> TensorRecord:
     entry = checkpoint.tensors[name]
     data = checkpoint.read(name)

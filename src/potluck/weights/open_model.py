@@ -1,4 +1,4 @@
-"""Opens a model on disk, a GGUF file or a Hugging Face folder, and checks that all of it is there.
+"""Opens a model on disk, a GGUF file, a Hugging Face folder or a partial model, and checks that all of it is there.
 
 Knows what each format calls a tensor; everything above sees canonical names only.
 """
@@ -18,6 +18,7 @@ from potluck.weights.gguf_facts import facts_from_gguf
 from potluck.weights.hf_facts import facts_from_config
 from potluck.weights.json_objects import read_json_object
 from potluck.weights.mapped_file import MappedFile
+from potluck.weights.partial_model import UnitFiles, is_partial, partial_tensors, read_manifest, read_tokenizer
 from potluck.weights.safetensors import open_safetensors_folder, plain_file
 from potluck.weights.source_tensor import SourceTensor, shown_name
 
@@ -130,7 +131,15 @@ def open_checkpoint(path: Path) -> OpenedCheckpoint:
         raise BadModelFile(path, "file", f"cannot be read: {error}") from error
     if not exists:
         raise ModelNotFound(f"{path}: there is no such file or folder")
-    return _open_folder(path) if is_folder else _open_gguf(path)
+    if is_folder:
+        return _open_partial(path) if is_partial(path) else _open_folder(path)
+    return _open_gguf(path)
+
+
+def _open_partial(folder: Path) -> OpenedCheckpoint:
+    manifest = read_manifest(folder)
+    tensors, files = partial_tensors(folder, manifest), UnitFiles(folder, manifest)
+    return OpenedCheckpoint(folder, manifest.facts, tensors, (), files, lambda: read_tokenizer(folder, manifest))
 
 
 def _open_gguf(path: Path) -> OpenedCheckpoint:

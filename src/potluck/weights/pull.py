@@ -3,16 +3,15 @@
 Decides what to bring under which id and when it may appear; how bytes travel is `transfers`'s, drawing bars the CLI's.
 """
 
-import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from potluck.core.errors import BadRequest, DownloadFailed
+from potluck.core.errors import BadRequest
 from potluck.weights.catalogue import CATALOGUE, PackagedModel
-from potluck.weights.file_copy import git_blob_sha1_of, sha256_of
+from potluck.weights.file_copy import file_faults, git_blob_sha1_of, sha256_of
 from potluck.weights.http_source import USUAL_LIMITS, HttpLimits, HttpSource
 from potluck.weights.hub import Hub, HubAddress
 from potluck.weights.package_source import Pip
@@ -57,7 +56,7 @@ class Puller:
             raise BadRequest("only a file on this machine can be linked; leave --link away")
         if name is not None:
             require_model_id(name)
-        with _file_faults():
+        with file_faults():
             transfer = self._transfer(source, is_linked)
             return self._bring(transfer, name or transfer.suggested_id)
 
@@ -115,13 +114,3 @@ def _finished_earlier(file: ListedFile, target: Path, progress: Progress) -> str
             return sha256
     target.unlink()
     return None
-
-
-@contextlib.contextmanager
-def _file_faults() -> Iterator[None]:
-    """A full disk, a folder that may not be written: the user's to mend, so said in the user's words."""
-    try:
-        yield
-    except OSError as error:
-        place = f" ({error.filename})" if error.filename else ""
-        raise DownloadFailed(f"{error.strerror or error}{place}; mend that and run the same command again") from error

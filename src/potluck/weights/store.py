@@ -4,11 +4,13 @@
       smollm2-135m/        the GGUF file, or the files of a Hugging Face folder
         entry.json         what `potluck models` shows, and the SHA-256 of each file
         manifest.json      every tensor with its hashes; its own hash is the model's weights_sha256
+      qwen2.5-1.5b/        a partial model: some layers, in files of their own (see partial_model.py)
       .staging/
         smollm2-135m/      an unfinished pull: `files` becomes the model's folder, `downloads` holds partial files
         smollm2-135m.lock  held while somebody works on that staging folder
 
 A model's folder is renamed into place once all its bytes are checked and on the disk, so whatever is there is complete.
+Of a partial model the same holds for each unit.
 """
 
 import collections
@@ -21,7 +23,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -31,7 +33,12 @@ from potluck.weights.catalogue import CATALOGUE
 from potluck.weights.checkpoint import Checkpoint
 from potluck.weights.progress import Progress, Silence
 
-StoredFormat = Literal["gguf", "safetensors"]
+if TYPE_CHECKING:
+    from potluck.weights.manifest import Manifest
+    from potluck.weights.partial_model import PartialModel
+    from potluck.wire.messages import Stage
+
+StoredFormat = Literal["gguf", "safetensors", "partial"]
 
 ENTRY_NAME = "entry.json"
 MANIFEST_NAME = "manifest.json"
@@ -63,6 +70,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     parameter_count: int
     context_length: int
     quantisation: str  # the format that most bytes have
+    held: str | None = None  # of a partial model: its layers, `0-14`; found in the folder, not in entry.json
 
 
 class Staging(msgspec.Struct, frozen=True):
@@ -125,6 +133,59 @@ class ModelStore:
         for file in entry.files:
             self._require_size(entry, file)
         return open_checkpoint(self.path(name))
+
+    def find_weights(self, weights_sha256: str) -> ModelEntry | None:
+        """A model with exactly these weights, the whole one where there are several."""
+        fitting = [entry for entry in self.list() if entry.weights_sha256 == weights_sha256]
+        return min(fitting, key=lambda entry: entry.format == "partial", default=None)
+
+    def partial(self, name: str) -> "PartialModel":
+        """A partial model, for its writer. Raises BadRequest for a whole one, WeightsMismatch for a changed manifest."""
+        from potluck.weights.manifest import weights_sha256
+        from potluck.weights.partial_model import PartialModel, read_manifest
+
+        entry = self.find(name)
+        if entry.format != "partial":
+            raise BadRequest(f"{name} is whole; nothing can be added to it or dropped")
+        manifest = read_manifest(self.root / name)
+        if weights_sha256(manifest) != entry.weights_sha256:
+            raise WeightsMismatch(f"the manifest of {name} is not the one it had; `potluck remove {name}`")
+        return PartialModel(self.root / name, manifest)
+
+    def create_partial(self, model_id: str, manifest: "Manifest", tokenizer: bytes, source: str) -> "PartialModel":
+        """A partial model that holds nothing yet, or the one that is there. Both parts were checked by the caller."""
+        from potluck.weights.manifest import encode_manifest, weights_sha256
+        from potluck.weights.open_model import open_checkpoint
+        from potluck.weights.partial_model import TOKENIZER_NAME
+
+        with self.stage(model_id) as staging:
+            if model_id in self._folder_names():
+                if self.find(model_id).weights_sha256 != weights_sha256(manifest):
+                    raise BadRequest(
+                        f"the store has another model called {model_id}; `potluck remove {model_id}` first"
+                    )
+                return self.partial(model_id)
+            _drop_others(staging.files, set())
+            (staging.files / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
+            (staging.files / TOKENIZER_NAME).write_bytes(tokenizer)
+            with contextlib.closing(open_checkpoint(staging.files)) as checkpoint:
+                entry = _make_entry(model_id, "partial", source, (), checkpoint, weights_sha256(manifest))
+            (staging.files / ENTRY_NAME).write_bytes(msgspec.json.format(msgspec.json.encode(entry)) + b"\n")
+            self._publish(staging)
+        return self.partial(model_id)
+
+    def keep_only(self, name: str, stages: Sequence["Stage"]) -> None:
+        """Drops every unit of a partial model that none of these stages needs. Processes that map one keep what they have."""
+        from potluck.weights.units import stage_units
+
+        with self.working_on(name):
+            partial = self.partial(name)
+            kept = {unit for stage in stages for unit in stage_units(partial.manifest.facts, stage)}
+            partial.drop(unit for unit in partial.units if unit not in kept)
+
+    def working_on(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Held by whoever changes a model; a second one is refused with BadRequest."""
+        return self._lock(require_model_id(name))
 
     def remove(self, name: str) -> None:
         """Makes the model disappear at once, then frees its space; its unfinished pulls go too."""
@@ -254,9 +315,19 @@ def _read_entry(folder: Path) -> ModelEntry:
         entry = msgspec.json.decode(path.read_bytes(), type=ModelEntry)
     except (OSError, msgspec.MsgspecError) as error:
         raise BadModelFile(path, "entry", f"{error}; `potluck remove {folder.name}` and pull it again") from None
-    if entry.id != folder.name or not entry.files or any(Path(file.name).name != file.name for file in entry.files):
+    is_partial = entry.format == "partial"
+    are_files_odd = is_partial == bool(entry.files) or any(Path(file.name).name != file.name for file in entry.files)
+    if entry.id != folder.name or are_files_odd:
         raise BadModelFile(path, "id or files", f"do not belong here; `potluck remove {folder.name}` and pull it again")
-    return entry
+    return _with_holdings(entry, folder) if is_partial else entry
+
+
+def _with_holdings(entry: ModelEntry, folder: Path) -> ModelEntry:
+    from potluck.weights.partial_model import held_bytes, held_units
+    from potluck.weights.units import held_of
+
+    held = str(held_of(held_units(folder), entry.layer_count))
+    return msgspec.structs.replace(entry, held=held, size_bytes=held_bytes(folder))
 
 
 def _try_entry(folder: Path) -> ModelEntry | None:

@@ -28,6 +28,7 @@ Text = Annotated[str, Meta(max_length=1024)]
 Address = Annotated[str, Meta(max_length=256)]
 Codec = Literal["fp32", "fp16", "int8"]
 Layer = Annotated[int, Meta(ge=0, le=4096)]
+TensorNumber = Annotated[int, Meta(ge=0, le=1 << 20)]
 Microseconds = Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 
@@ -258,8 +259,41 @@ class TokenizerData(_Message, frozen=True, tag="tokenizer_data"):
     tokenizer_bytes: Annotated[int, Meta(ge=0, le=64 << 20)]
 
 
+class BulkLink(_Message, frozen=True, tag="bulk_link"):
+    """The first message on a link that is for weights only: requests that come on it are answered on it, by nobody else's way."""
+
+
+class GetHoldings(_Message, frozen=True, tag="get_holdings"):
+    """Asks which tensors of a model a node has bytes of, whether it serves them or not."""
+
+    nonce: int
+    weights_sha256: Name
+
+
+class Holdings(_Message, frozen=True, tag="holdings"):
+    """Tensors that are whole, as ranges start ≤ number < stop in the manifest's order."""
+
+    nonce: int
+    ranges: Annotated[tuple[tuple[TensorNumber, TensorNumber], ...], Meta(max_length=4096)]
+
+
+class GetChunk(_Message, frozen=True, tag="get_chunk"):
+    """Asks for one of the chunks into which the manifest cuts a tensor."""
+
+    nonce: int
+    weights_sha256: Name
+    tensor: Name
+    chunk: Annotated[int, Meta(ge=0, lt=1 << 32)]
+
+
+class ChunkData(_Message, frozen=True, tag="chunk_data"):
+    """The body holds the chunk. Whoever asked compares it with the manifest; nothing else says what it is."""
+
+    nonce: int
+
+
 class Failed(_Message, frozen=True, tag="failed"):
-    """The answer to a request (Describe, GetTokenizer) that could not be met."""
+    """The answer to a request (Describe, GetTokenizer, GetHoldings, GetChunk) that could not be met."""
 
     nonce: int
     code: Name
@@ -352,6 +386,11 @@ Message = (
     | Described
     | GetTokenizer
     | TokenizerData
+    | BulkLink
+    | GetHoldings
+    | Holdings
+    | GetChunk
+    | ChunkData
     | Failed
     | Ping
     | Pong
