@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import NamedTuple
 
 from potluck.core.errors import BadRequest, ContextLengthExceeded, PotluckError, ShardUnavailable, WeightsMismatch
+from potluck.core.grammar import Grammar
 from potluck.core.model_facts import ModelFacts
 from potluck.core.sampling_params import SamplingParams
 from potluck.core.tokenizer_spec import TokenizerSpec
@@ -75,10 +76,11 @@ class RemoteModel:
 
     def request(
         self, prompt: Sequence[int], params: SamplingParams, max_tokens: int, codec: Codec = "fp32",
-        pipeline_edges: Sequence[int] = (),
+        pipeline_edges: Sequence[int] = (), *, grammar: Grammar | None = None, prompt_logprobs: int | None = None,
     ) -> GenerationRequest:  # fmt: skip
+        """What to ask for. `max_tokens` 0: only the prompt goes through, for its scores. The sampling shard judges the grammar."""
         room = self.facts.context_length - len(prompt)
-        if room < 1:
+        if room < min(1, max_tokens):
             raise ContextLengthExceeded(
                 f"the prompt has {len(prompt)} tokens; the context is {self.facts.context_length}"
             )
@@ -87,6 +89,7 @@ class RemoteModel:
             model=self.info.model, weights_sha256=self.info.weights_sha256, arithmetic=self.info.arithmetic,
             layer_count=self.facts.layer_count, prompt=tuple(prompt), max_tokens=min(max_tokens, room), params=params.check(),
             eos=tuple(sorted(self.tokenizer.eos_ids)), boundaries=boundaries, vocabulary_size=self.facts.vocabulary_size,
+            grammar=grammar, prompt_logprobs=prompt_logprobs,
         )  # fmt: skip
 
     async def generate(

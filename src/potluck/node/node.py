@@ -129,7 +129,7 @@ class Node:
         session = message.session
         if isinstance(message, Opened | Refused | Result | Rewired | Probed | Fault):
             # From a shard to its head; where that shard is our own, it knows the same session.
-            if not self.orchestrator.on_message(sender, session, message):
+            if not self.orchestrator.on_message(sender, session, message, body):
                 self.counters["unknown_session"] += 1
             return None
         owner = self._owners.get(session)

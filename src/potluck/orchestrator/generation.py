@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from potluck.core.errors import ProtocolViolation
+from potluck.core.grammar import Grammar
 from potluck.core.limits import (
     DISTRIBUTED_FALLBACK_TO_LOCAL_AFTER_FAILURES,
     DISTRIBUTED_SHARD_HEALTH_TIMEOUT_S,
@@ -20,6 +22,7 @@ from potluck.core.limits import (
 )
 from potluck.core.sampling_params import SamplingParams
 from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover, ShardStatus, StreamFrame, TokenDelta
+from potluck.orchestrator.prompt_scores import PromptScores
 from potluck.orchestrator.recovery import Feed, HeadStage, plan_rebuild, spread_emptiness
 from potluck.planner.cover import Placed
 from potluck.wire.effects import SendTo
@@ -77,6 +80,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     choice: int = 0
     boundaries: tuple[Boundary, ...] = ()
     vocabulary_size: int = 1 << 31  # a token past it is rubbish
+    grammar: Grammar | None = None  # what the answer must spell
+    prompt_logprobs: int | None = None  # alternatives to tell with each token of the prompt; None: nothing of that
 
 
 class Phase(enum.Enum):
@@ -156,6 +161,7 @@ class Generation:
         self._repick = repick
         self._new_session_id = new_session_id
         self._stages = [HeadStage(placed, new_session_id()) for placed in pipeline]
+        self._scores = PromptScores(request.prompt, request.prompt_logprobs, request.vocabulary_size)
         self._effects: list[SendTo] = []
         self._frames: deque[StreamFrame] = deque()
         self._awaiting: set[bytes] = set()
@@ -301,7 +307,10 @@ class Generation:
     def _sampler(self) -> Sampler:
         request = self.request
         limit = len(request.prompt) + request.max_tokens
-        return Sampler(request.params, request.choice, len(request.prompt), tuple(self.tokens), request.eos, limit)
+        return Sampler(
+            request.params, request.choice, len(request.prompt), tuple(self.tokens), request.eos, limit, request.grammar,
+            request.prompt_logprobs,
+        )  # fmt: skip
 
     def _wiring(self, index: int, forward_from: int) -> Wiring:
         count = len(self._stages)
@@ -390,8 +399,9 @@ class Generation:
             and not self._is_ring_running
             and (settings.uses_ring or self._unread < settings.ring_credits)
         ):
-            stop = min(self._sent + settings.prefill_chunk, len(self.tokens))
-            chooses = stop == len(self.tokens)
+            chunk = min(settings.prefill_chunk, self._scores.most_positions or MAX_STEP_TOKENS)
+            stop = min(self._sent + chunk, len(self.tokens))
+            chooses = stop == len(self.tokens) and self.request.max_tokens > 0
             self._send_tokens(self._sent, stop, chooses=chooses)
             self._in_flight.append(_InFlight(stop, now_s))
             self._sent = stop
@@ -402,7 +412,7 @@ class Generation:
         body = b"".join(token.to_bytes(4, "little") for token in self.tokens[start:stop])
         self._send(stage, Step(stage.session, self.epoch, start, stop - start, 0, None, chooses), body)
 
-    def on_message(self, node: bytes, message: Message, now_s: float) -> None:
+    def on_message(self, node: bytes, message: Message, now_s: float, body: bytes = b"") -> None:
         """From an authenticated node. What does not come from the stage whose session it names is counted and dropped."""
         if self.is_ended:
             return None
@@ -411,7 +421,7 @@ class Generation:
             self.counters["unknown_session"] += 1
             return None
         if isinstance(message, Result):
-            return self._on_result(stage, message, now_s)
+            return self._on_result(stage, message, body, now_s)
         if isinstance(message, Opened | Rewired):
             return self._on_answer(stage, message, now_s)
         if isinstance(message, Refused):
@@ -426,23 +436,23 @@ class Generation:
     def _stage_of(self, node: bytes, session: bytes) -> HeadStage | None:
         return next((s for s in self._stages if s.session == session and s.placed.node == node), None)
 
-    def _on_result(self, stage: HeadStage, message: Result, now_s: float) -> None:
+    def _on_result(self, stage: HeadStage, message: Result, body: bytes, now_s: float) -> None:
         if message.epoch != self.epoch or stage is not self._stages[-1] or self.phase is not Phase.RUNNING:
             self.counters["stale_epoch"] += 1
             return
         if not self._is_next(message):
             self.counters["unexpected_position"] += 1
             return
-        if message.token is not None and message.token >= self.request.vocabulary_size:
+        problem = self._take_result(message, body)
+        if problem is not None:
             self.counters["shard_corruption"] += 1
             self._distrusted.add(stage.placed.node)
-            return self._fail(
-                [stage], f"chose token {message.token}, which the model does not have", now_s, "shard_corruption"
-            )
+            return self._fail([stage], problem, now_s, "shard_corruption")
         self._confirmed = message.position
         self._result_s, self._is_feeding = now_s, False
         while self._in_flight and self._in_flight[0].stop <= message.position:
             self._in_flight.popleft()
+        self._tell_scores(now_s)
         if message.token is not None:
             self._note_step(StepTiming(now_s - self._progress_s, message.compute_us / 1e6, message.queue_us / 1e6))
             self._accept(message, now_s)
@@ -450,11 +460,33 @@ class Generation:
         if not self.is_ended:
             self._pump(now_s)
 
+    def _take_result(self, message: Result, body: bytes) -> str | None:
+        """What is wrong with a result, if anything; the scores that come with it are kept."""
+        if message.token is not None and message.token >= self.request.vocabulary_size:
+            return f"chose token {message.token}, which the model does not have"
+        try:
+            self._scores.take(message.position, body)
+        except ProtocolViolation as error:
+            return str(error)
+        return None
+
+    def _tell_scores(self, now_s: float) -> None:
+        """The prompt is through: tells its scores, and ends where nothing else was asked for."""
+        frame = self._scores.frame()
+        if frame is not None:
+            self._frames.append(frame)
+        if self.request.max_tokens == 0 and self._confirmed == len(self.tokens):
+            self._recovered(now_s)
+            self._end(Finished("length", 0, self.failovers))
+
     def _is_next(self, message: Result) -> bool:
         """A token belongs right after the journal; a chunk without one lies within what was sent, before the journal's end."""
         if message.token is not None:
             return message.position == len(self.tokens) > self._confirmed
-        return self._confirmed < message.position <= self._sent and message.position < len(self.tokens)
+        last = len(self.tokens) - (
+            1 if self.request.max_tokens else 0
+        )  # the journal's end comes with a token, if any is wanted
+        return self._confirmed < message.position <= min(self._sent, last)
 
     def _note_step(self, timing: "StepTiming") -> None:
         self.on_timing(timing)
@@ -498,13 +530,15 @@ class Generation:
     def _on_fault(self, stage: HeadStage, message: Fault, now_s: float) -> None:
         if message.epoch != self.epoch and message.culprit != stage.placed.node:
             self.counters["stale_epoch"] += 1
-            return
+            return None
         self.counters[message.code] += 1
+        if self._is_hopeless(stage, message.code):
+            return self._abort(message.code, message.message)
         if message.code == "outbox_dropped":
             stage.has_outbox = False
             if message.epoch == self.epoch and self.phase is Phase.RUNNING:
                 self._restart_after(stage, now_s)
-            return
+            return None
         culprits = [s for s in self._stages if s.placed.node == message.culprit]
         if not culprits:
             # It blames the head, or somebody who is not part of this: whoever is right, the two cannot go on together.
@@ -512,7 +546,11 @@ class Generation:
             culprits = [stage]
         elif message.code in _UNFIT and message.culprit is not None:
             self._distrusted.add(message.culprit)
-        self._fail(culprits, message.message, now_s, message.code)
+        return self._fail(culprits, message.message, now_s, message.code)
+
+    def _is_hopeless(self, stage: HeadStage, code: str) -> bool:
+        """Whether the request is at fault, as the shard that chooses tokens says: another would say the same."""
+        return code == "bad_grammar" and self.request.grammar is not None and stage is self._stages[-1]
 
     def _restart_after(self, stage: HeadStage, now_s: float) -> None:
         """A replay was not possible after all: what follows `stage` starts empty, and `spread_emptiness` does the rest."""
@@ -523,11 +561,13 @@ class Generation:
 
     def _on_refused(self, stage: HeadStage, message: Refused, now_s: float) -> None:
         if message.epoch != self.epoch:
-            return
+            return None
+        if self._is_hopeless(stage, message.code):
+            return self._abort(message.code, message.message)
         self._last_refusal = (message.code, message.message)
         if message.code in _UNFIT:
             self._distrusted.add(stage.placed.node)
-        self._fail([stage], f"refused: {message.message}", now_s)
+        return self._fail([stage], f"refused: {message.message}", now_s)
 
     def _fail(self, stages: Sequence[HeadStage], reason: str, now_s: float, code: str = "shard_unavailable") -> None:
         """The nodes of these stages are lost: say so, and rebuild without them. What is lost already is no news."""

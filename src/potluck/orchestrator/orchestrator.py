@@ -233,11 +233,11 @@ class PipelineOrchestrator:
             generation.on_timing = params.on_timing
         return generation
 
-    def on_message(self, sender: bytes, session: bytes, message: Message) -> bool:
+    def on_message(self, sender: bytes, session: bytes, message: Message, body: bytes = b"") -> bool:
         """Whether a generation knows that session."""
         for running in self._running:
             if session in running.generation.sessions:
-                running.generation.on_message(sender, message, asyncio.get_running_loop().time())
+                running.generation.on_message(sender, message, asyncio.get_running_loop().time(), body)
                 self._carry_out(running)
                 return True
         return False

@@ -354,7 +354,7 @@ class ShardCore:
             items.append(
                 WorkItem(
                     session.id, step.position, step.count, step.codec, session.output_codec,
-                    step.chooses and session.stage.has_output, len(waiting.body),
+                    step.chooses and session.stage.has_output, len(waiting.body), session.scores_prompt(step),
                 )
             )  # fmt: skip
             bodies.append(waiting.body)
@@ -474,7 +474,7 @@ class ShardCore:
             if stop > session.wiring.forward_from or step.chooses:
                 self._send(
                     session.head, None,
-                    Result(session.id, session.epoch, stop, output.token, output.logprob, output.top, *spent),
+                    Result(session.id, session.epoch, stop, output.token, output.logprob, output.top, *spent), body,
                 )  # fmt: skip
                 self._feed_ring(session, stop, output.token, now_s)
             return

@@ -73,6 +73,13 @@ class ShardSession:
             return node == self.wiring.previous
         return node == self.head or node == self.wiring.ring_from
 
+    def scores_prompt(self, step: Step) -> bool:
+        """Whether scores of the prompt are wanted from a step: not where it repeats what the head has had already."""
+        sampler = self.sampler
+        if sampler is None or sampler.prompt_logprobs is None or not self.stage.has_output:
+            return False
+        return step.position + 1 < sampler.prompt_length and step.position + step.count > self.wiring.forward_from
+
     @property
     def next(self) -> Hop | None:
         return self.wiring.next

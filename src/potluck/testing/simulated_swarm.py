@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from potluck.orchestrator.frames import StreamFrame, TokenDelta
 from potluck.orchestrator.generation import Generation
 from potluck.shard.core import ShardCore, ShardSettings
-from potluck.testing.hash_model import HashSession, row_bytes, run_item
+from potluck.testing.hash_model import HashSession, Undisturbed, row_bytes, run_item
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import Message, Stage
 from potluck.wire.work import (
@@ -273,7 +273,7 @@ class SimHead:
     world: "World"
     node: bytes
     generation: Generation
-    expected: list[int]
+    expected: Undisturbed
     reads_after_s: float = 0.0
     pauses_at_s: float = float("inf")
     pause_s: float = 0.0
@@ -286,7 +286,7 @@ class SimHead:
         self.carry_out()
 
     def receive(self, sender: bytes, message: Message, body: bytes) -> None:
-        self.generation.on_message(sender, message, self.world.clock.now_s)
+        self.generation.on_message(sender, message, self.world.clock.now_s, body)
         self.carry_out()
 
     def lost(self, node: bytes) -> None:

@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from potluck.core.sampling_params import SamplingParams
+from potluck.core.grammar import Grammar
+from potluck.core.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 
 PROTOCOL_VERSION = 1
 MAX_POSITIONS = 1 << 20
@@ -67,6 +68,9 @@ class Sampler(msgspec.Struct, frozen=True, array_like=True):
     history: Annotated[tuple[Token, ...], Meta(max_length=MAX_HISTORY)]
     eos: Annotated[tuple[Token, ...], Meta(max_length=64)]
     limit: Position  # no token is chosen for this position or a later one
+    grammar: Grammar | None = None  # what the tokens after the prompt must spell
+    # How many alternatives to give with the log probability of every token of the prompt; None: nothing of that is wanted.
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
 
 class Wiring(msgspec.Struct, frozen=True, array_like=True):
@@ -129,7 +133,10 @@ class Step(_Message, frozen=True, tag="step"):
 
 
 class Result(_Message, frozen=True, tag="result"):
-    """The token chosen for `position` (None: a chunk of the prompt went through), with the time that shards computed."""
+    """The token chosen for `position` (None: a chunk of the prompt went through), with the time that shards computed.
+
+    The body holds the scores of the prompt's tokens that the chunk predicts, where the sampler was asked for them.
+    """
 
     session: SessionId
     epoch: Epoch
