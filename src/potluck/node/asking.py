@@ -1,16 +1,20 @@
 """A head without weights: connects to shards, gets tokenizer and template from one of them, and streams text."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import NamedTuple
+
+import msgspec
 
 from potluck.core.errors import BadRequest, ContextLengthExceeded, PotluckError, ShardUnavailable, WeightsMismatch
 from potluck.core.grammar import Grammar
 from potluck.core.model_facts import ModelFacts
-from potluck.core.sampling_params import SamplingParams
+from potluck.core.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from potluck.core.tokenizer_spec import TokenizerSpec
 from potluck.node.node import Node
 from potluck.node.serving import check_tokenizer
-from potluck.orchestrator.frames import Finished, PipelineAborted, StreamFrame, TokenDelta
+from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover, StreamFrame, TokenDelta
 from potluck.orchestrator.generation import GenerationRequest
 from potluck.orchestrator.orchestrator import DistributedChatParams
 from potluck.text.chat_template import ChatTemplate
@@ -25,6 +29,17 @@ class TextFrame(NamedTuple):
 
     frame: StreamFrame
     text: str
+
+
+class ChoiceFrame(NamedTuple):
+    """A frame of one of several answers to the same prompt, which are counted from 0."""
+
+    choice: int
+    frame: StreamFrame
+    text: str
+
+
+_CHOICES_AHEAD = 16  # frames that wait for a slow reader; no answer runs further ahead than its credits
 
 
 async def _fetch_text_side(node: Node, info: ShardInfo) -> tuple[Manifest, TokenizerSpec]:
@@ -84,6 +99,8 @@ class RemoteModel:
             raise ContextLengthExceeded(
                 f"the prompt has {len(prompt)} tokens; the context is {self.facts.context_length}"
             )
+        if prompt_logprobs is not None and not 0 <= prompt_logprobs <= MAX_TOP_LOGPROBS:
+            raise BadRequest(f"at most {MAX_TOP_LOGPROBS} top logprobs can be had, not {prompt_logprobs}")
         boundaries = tuple(Boundary(layer, codec) for layer in pipeline_edges) if codec != "fp32" else ()
         return GenerationRequest(
             model=self.info.model, weights_sha256=self.info.weights_sha256, arithmetic=self.info.arithmetic,
@@ -94,17 +111,59 @@ class RemoteModel:
 
     async def generate(
         self, request: GenerationRequest, params: DistributedChatParams, stops: Sequence[str] = ()
-    ) -> AsyncIterator[TextFrame]:
-        """Frames with the text that each adds. A stop string ends the generation on every shard."""
+    ) -> AsyncGenerator[TextFrame, None]:
+        """Frames with the text that each adds. A stop string ends the generation on every shard. The last frame is an end."""
         detokenizer, matcher = StreamingDetokenizer(self.tokenizer), StopMatcher(stops)
-        async for frame in self._node.orchestrator.chat(request, params):
-            if isinstance(frame, Finished | PipelineAborted):
-                yield TextFrame(frame, matcher.push(detokenizer.finish()).text + matcher.finish())
-                return
-            if not isinstance(frame, TokenDelta):
-                yield TextFrame(frame, "")
-                continue
-            check = matcher.push(detokenizer.push(frame.token))
-            yield TextFrame(frame, check.text)
-            if check.stop is not None:
-                return
+        tokens = failovers = 0
+        async with aclosing(self._node.orchestrator.chat(request, params)) as frames:
+            async for frame in frames:
+                if isinstance(frame, Finished | PipelineAborted):
+                    yield TextFrame(frame, matcher.push(detokenizer.finish()).text + matcher.finish())
+                    return
+                failovers += isinstance(frame, ShardFailover)
+                if not isinstance(frame, TokenDelta):
+                    yield TextFrame(frame, "")
+                    continue
+                tokens += 1
+                check = matcher.push(detokenizer.push(frame.token))
+                yield TextFrame(frame, check.text)
+                if check.stop is not None:
+                    yield TextFrame(Finished("stop", tokens, failovers), "")
+                    return
+
+    async def generate_choices(
+        self, request: GenerationRequest, params: DistributedChatParams, count: int, stops: Sequence[str] = ()
+    ) -> AsyncGenerator[ChoiceFrame, None]:
+        """`count` answers at once, which differ in their choice alone; each ends with its own Finished.
+
+        Where one is aborted that is the last frame, and where one cannot start its error is raised: the others are cancelled.
+        Closing this closes all of them, and frees every shard.
+        """
+        ready: asyncio.Queue[ChoiceFrame | Exception | None] = asyncio.Queue(_CHOICES_AHEAD)
+
+        async def run(choice: int) -> None:
+            one = msgspec.structs.replace(request, choice=request.choice + choice)
+            try:
+                async with aclosing(self.generate(one, params, stops)) as frames:
+                    async for frame, text in frames:
+                        await ready.put(ChoiceFrame(choice, frame, text))
+                await ready.put(None)
+            except Exception as error:  # raised again, where somebody waits for it
+                await ready.put(error)
+
+        tasks = [asyncio.create_task(run(choice)) for choice in range(count)]
+        try:
+            while count:
+                said = await ready.get()
+                if isinstance(said, Exception):
+                    raise said
+                if said is None:
+                    count -= 1
+                    continue
+                yield said
+                if isinstance(said.frame, PipelineAborted):
+                    return
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -5,7 +5,7 @@ The deciding is `generation.py`'s; here is what needs a loop. Every task has an 
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
 
@@ -165,7 +165,9 @@ class PipelineOrchestrator:
 
     # ------------------------------------------------------------ generating
 
-    async def chat(self, request: GenerationRequest, params: DistributedChatParams) -> AsyncIterator[StreamFrame]:
+    async def chat(
+        self, request: GenerationRequest, params: DistributedChatParams
+    ) -> AsyncGenerator[StreamFrame, None]:
         """Streams frames to the end. Leaving the loop early cancels the generation and frees every shard."""
         if len(self._running) >= self.max_concurrent_pipelines:
             raise ShardUnavailable(f"all {self.max_concurrent_pipelines} pipelines are in use")
