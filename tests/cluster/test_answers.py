@@ -73,7 +73,9 @@ def ways(*, chunks: tuple[int, ...] = (16,)) -> list[DistributedChatParams]:
     ]
 
 
-async def everywhere(swarm: LocalSwarm, home: Path, request: dict[str, object], count: int, **how: object) -> list[list[StreamFrame]]:  # fmt: skip
+async def everywhere(
+    swarm: LocalSwarm, home: Path, request: dict[str, object], count: int, **how: object
+) -> list[list[StreamFrame]]:
     async with head(swarm, home, serves=True) as (node, model):
         asked = model.request(PROMPT, SAMPLED_WITH[str(request.pop("logprobs", None))], count, **request)  # type: ignore[arg-type]
         return [await frames_of(node, asked, params) for params in ways(**how)]  # type: ignore[arg-type]

@@ -13,8 +13,8 @@ from potluck.identity.keys import NodeKey
 from potluck.net.link import Listener, Transport
 from potluck.net.peers import PeerLinks
 from potluck.orchestrator.orchestrator import PipelineOrchestrator
-from potluck.shard.core import ShardSettings
 from potluck.shard.server import ShardServer
+from potluck.shard.settings import ShardSettings
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
@@ -74,6 +74,7 @@ class Node:
         self, settings: ShardSettings, worker: WorkerSettings, model: ServedModel | None = None
     ) -> ShardServer:
         server = ShardServer(self.id, settings, worker, self._send, self.metrics)
+        server.on_suspect = self.orchestrator.on_suspect
         self.shards.append(server)
         self.orchestrator.store.put(self.id, "", self._describe(0), is_own=True)
         if model is not None:

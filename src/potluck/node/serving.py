@@ -10,8 +10,8 @@ from potluck.core.limits import ARITHMETIC_VERSION
 from potluck.core.model_facts import ModelFacts
 from potluck.core.tokenizer_spec import TokenizerSpec
 from potluck.node.node import Node, ServedModel
-from potluck.shard.core import ShardSettings
 from potluck.shard.server import ShardServer
+from potluck.shard.settings import ShardSettings
 from potluck.weights.manifest import Manifest, decode_manifest, tokenizer_sha256, weights_sha256
 from potluck.weights.store import ModelStore
 from potluck.wire.messages import Stage

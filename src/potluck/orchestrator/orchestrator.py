@@ -24,7 +24,7 @@ from potluck.orchestrator.routing import ShardStore, replace_gaps
 from potluck.planner.cover import Candidate, Placed, check_tiling, cover_around
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
-from potluck.wire.messages import Describe, Described, Failed, GetTokenizer, Message, Stage, TokenizerData
+from potluck.wire.messages import Describe, Described, Failed, GetTokenizer, Message, Opened, Stage, TokenizerData
 
 _ANSWER_TIMEOUT_S = 5.0
 _RETRY_S = 0.5
@@ -216,7 +216,8 @@ class PipelineOrchestrator:
         return node == self._node or self._links.is_linked(node)
 
     def _candidates(self, request: GenerationRequest, allows_local: bool) -> list[Candidate]:
-        return self.store.candidates(request.model, request.weights_sha256, request.arithmetic, allows_local)
+        now_s = asyncio.get_running_loop().time()
+        return self.store.candidates(request.model, request.weights_sha256, request.arithmetic, allows_local, now_s)
 
     def _generation(self, request: GenerationRequest, params: DistributedChatParams) -> Generation:
         def repick(
@@ -239,10 +240,16 @@ class PipelineOrchestrator:
         """Whether a generation knows that session."""
         for running in self._running:
             if session in running.generation.sessions:
+                if isinstance(message, Opened):
+                    self.store.clear_suspicion(sender)  # it works
                 running.generation.on_message(sender, message, asyncio.get_running_loop().time(), body)
                 self._carry_out(running)
                 return True
         return False
+
+    def on_suspect(self, node: bytes) -> None:
+        """The head of a pipeline that this node has a part in has found that node lost."""
+        self.store.suspect(node, asyncio.get_running_loop().time())
 
     def on_lost(self, node: bytes, reason: str) -> None:
         now = asyncio.get_running_loop().time()

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from potluck.orchestrator.frames import StreamFrame, TokenDelta
 from potluck.orchestrator.generation import Generation
-from potluck.shard.core import ShardCore, ShardSettings
+from potluck.shard.core import ShardCore, Suspect
+from potluck.shard.settings import ShardSettings
 from potluck.testing.hash_model import HashSession, Undisturbed, row_bytes, run_item
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import Message, Stage
@@ -159,6 +160,7 @@ class SimShard:
         )  # fmt: skip
         self.core = plan.core(plan.node, settings, row_bytes)
         self.worker: SimWorker | None = None
+        self.suspects: list[bytes] = []  # whom heads have called lost
         self.is_alive = True
         self.sleeper = Sleeper(world.clock)
         if plan.is_loaded:
@@ -223,6 +225,8 @@ class SimShard:
         for effect in self.core.take_effects():
             if isinstance(effect, SendTo):
                 self.world.send(self.node, effect)
+            elif isinstance(effect, Suspect):
+                self.suspects.append(effect.node)
             elif isinstance(effect.message, Load):
                 self._start_worker()
             elif isinstance(effect.message, Unload):

@@ -240,6 +240,7 @@ def run_seed(
     scenario.problems += [problem for head in heads if (problem := _text_problem(head))]
     scenario.problems += [problem for head in heads if (problem := _scores_problem(head))]
     scenario.problems += [problem for head in heads if (problem := _blame_problem(scenario, head))]
+    scenario.problems += [problem for s in world.shards.values() if (problem := _suspicion_problem(scenario, s))]
     scenario.problems += [f"left behind: {s!r} {s.leftovers}" for s in world.shards.values() if s.leftovers]
     pauses = [f.pause_ms / 1000 for head in heads for f in head.frames if isinstance(f, ShardFailover)]
     failovers = sum(head.generation.failovers for head in heads)
@@ -301,6 +302,12 @@ def _blame_problem(scenario: Scenario, head: SimHead) -> str:
     blamed = [f for f in head.frames if isinstance(f, ShardStatus) and not f.reason.startswith("refused")]
     innocent = [frame for frame in blamed if bytes.fromhex(frame.node) not in scenario.hit]
     return f"an innocent was blamed: {innocent[0]}" if innocent else ""
+
+
+def _suspicion_problem(scenario: Scenario, shard: SimShard) -> str:
+    """Members hear of losses, and of nobody who was not hit by anything."""
+    innocent = [node for node in shard.suspects if node not in scenario.hit]
+    return f"an innocent is suspect: {int.from_bytes(innocent[0], 'big')}" if innocent else ""
 
 
 def run_seeds(seeds: Sequence[int], most_faults: int = 3, parts: Parts | None = None) -> list[Outcome]:
