@@ -13,7 +13,14 @@ from potluck.core.model_facts import ModelFacts
 from potluck.core.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from potluck.core.tokenizer_spec import TokenizerSpec
 from potluck.node.node import Node
-from potluck.node.serving import check_tokenizer
+from potluck.node.serving import (
+    ServingSettings,
+    check_tokenizer,
+    own_copy,
+    parse_own_layers,
+    read_stored_model,
+    serve,
+)
 from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover, StreamFrame, TokenDelta
 from potluck.orchestrator.generation import GenerationRequest
 from potluck.orchestrator.orchestrator import DistributedChatParams
@@ -21,7 +28,8 @@ from potluck.text.chat_template import ChatTemplate
 from potluck.text.detokenizer import StopMatcher, StreamingDetokenizer
 from potluck.text.tokenizer import Tokenizer
 from potluck.weights.manifest import Manifest
-from potluck.wire.messages import Boundary, Codec, ShardInfo
+from potluck.weights.store import ModelStore
+from potluck.wire.messages import Boundary, Codec, ShardInfo, Stage
 
 
 class TextFrame(NamedTuple):
@@ -85,6 +93,18 @@ class RemoteModel:
         info = fitting[0]
         manifest, spec = await _fetch_text_side(node, info)
         return cls(node, info, manifest.facts, Tokenizer(spec), ChatTemplate(spec.chat_template, spec))
+
+    async def serve_own_layers(self, text: str, store: ModelStore, settings: ServingSettings) -> tuple[Stage, ...]:
+        """Loads this node's own ends of the model, as people write them (`0-4,25-output`), from its store; ready on return.
+
+        Raises BadRequest for ranges that cannot be a coordinator's, ModelNotFound, WeightsMismatch, and what loading raises.
+        """
+        own = parse_own_layers(text, self.facts.layer_count)
+        name = own_copy(store, self.info.model, self.info.weights_sha256)
+        stored = msgspec.structs.replace(read_stored_model(store, name), id=self.info.model)
+        servers = [serve(self._node, stored, stage, settings) for stage in own]
+        await asyncio.gather(*(server.start() for server in servers))
+        return own
 
     def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
         return self.tokenizer.encode_prompt(self.template.render(messages))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from potluck.core.errors import BadRequest, WeightsMismatch
+from potluck.core.errors import BadRequest, ModelNotFound, WeightsMismatch
 from potluck.core.layers import LayerRange
 from potluck.core.limits import ARITHMETIC_VERSION
 from potluck.core.model_facts import ModelFacts
@@ -41,6 +41,17 @@ def read_stored_model(store: ModelStore, name: str) -> StoredModel:
         entry.id, store.path(name), store.packed_folder(name), entry.weights_sha256, facts, store.manifest(name),
         msgspec.json.encode(spec),
     )  # fmt: skip
+
+
+def own_copy(store: ModelStore, name: str, weights_sha256: str) -> str:
+    """What the store calls the model with these weights, which others call `name`. Raises ModelNotFound, WeightsMismatch."""
+    entries = store.list()
+    same = [entry.id for entry in entries if entry.weights_sha256 == weights_sha256]
+    if same:
+        return name if name in same else same[0]
+    if name in [entry.id for entry in entries]:
+        raise WeightsMismatch(f"{name} on this machine has other weights than the shards' ({weights_sha256[:12]})")
+    raise ModelNotFound(f"{name} is not on this machine, so it cannot hold layers of it; type: potluck pull {name}")
 
 
 def parse_stage(text: str | None, layer_count: int) -> Stage:
