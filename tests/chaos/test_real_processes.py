@@ -13,15 +13,20 @@ from pathlib import Path
 import pytest
 
 from potluck.bench.chaos import ChaosSettings, DisturbedRun, disturbed_runs, summary, told
+from potluck.core.grammar import Grammar
 from potluck.net.loop import run
+from potluck.testing.chaos import Configuration
 from potluck.testing.local_swarm import LocalSwarm, split_plan
 from potluck.weights.catalogue import DEFAULT_MODEL_ID
 from potluck.weights.store import ModelStore
+from potluck.wire.messages import Codec
 from tests.support.swarms import open_handles, resident_bytes, stored_tiny
 
 IS_LONG = bool(os.environ.get("POTLUCK_LONG"))
 COUNTS = {2: 60, 3: 60, 4: 60} if IS_LONG else {2: 6, 3: 6, 4: 6}
 LARGE_COUNT = 20 if IS_LONG else 4
+HELD_COUNT = 40 if IS_LONG else 5
+CODECS: tuple[Codec, ...] = ("fp32", "int8")
 MEGABYTE = 1 << 20
 
 
@@ -97,6 +102,16 @@ def test_text_of_a_real_model_is_identical_too(models_home: Path, pauses: list[f
         max_tokens=32,
     )
     check(settings, disturb(settings, 2, LARGE_COUNT), pauses)
+
+
+def test_grammars_and_log_probabilities_are_identical_too(models_home: Path, pauses: list[float]) -> None:
+    entry = stored_tiny(models_home)
+    grammar = Grammar("regex", "([a-z]{1,6} ){2,40}[0-9]{2,5}")
+    ways = tuple(Configuration(0.8, uses_ring, codec, grammar, 3) for uses_ring in (True, False) for codec in CODECS)
+    settings = ChaosSettings(
+        model=entry.id, layer_count=entry.layer_count, seed=9, home=models_home, configurations=ways
+    )
+    check(settings, disturb(settings, 3, HELD_COUNT), pauses)
 
 
 def test_with_a_loaded_spare_the_median_pause_is_under_a_second(pauses: list[float]) -> None:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from potluck.orchestrator.generation import Generation
+from potluck.orchestrator.prompt_scores import PromptScores
 from potluck.shard.core import ShardCore
 from potluck.shard.sessions import ShardSession
 from potluck.testing.simulation import Outcome, Parts, repeat_command, run_seed, run_seeds
@@ -125,6 +126,22 @@ class NeverCloses(Generation):
         del self._effects[before:]
 
 
+class ForgetsScores(Generation):
+    """Starts to collect the prompt's log probabilities anew with every epoch."""
+
+    def _form(self, now_s: float) -> None:
+        super()._form(now_s)
+        request = self.request
+        self._scores = PromptScores(request.prompt, request.prompt_logprobs, request.vocabulary_size)
+
+
+class ForgetsTheGrammar(Generation):
+    """A new epoch's sampler is not held to anything."""
+
+    def _sampler(self) -> Sampler:
+        return msgspec.structs.replace(super()._sampler(), grammar=None if self.epoch else self.request.grammar)
+
+
 class NeverReplays(Generation):
     """Marks new stages as fed without feeding them."""
 
@@ -136,6 +153,7 @@ MUTANTS = [
     Parts(core=IgnoresEpochs), Parts(core=IgnoresPositions), Parts(core=ForgetsToTruncate), Parts(core=NeverFreesTheWorker),
     Parts(core=KeepsTheOutbox), Parts(generation=ResumesOneTooLate), Parts(generation=ForgetsWhatWasSaid),
     Parts(generation=BelievesEveryResult), Parts(generation=NeverCloses), Parts(generation=NeverReplays),
+    Parts(generation=ForgetsScores), Parts(generation=ForgetsTheGrammar),
 ]  # fmt: skip
 
 

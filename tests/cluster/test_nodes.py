@@ -1,6 +1,8 @@
 """A node in this process with a real worker: layers that cannot be loaded, shards that load on demand and are evicted."""
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
 import msgspec
@@ -16,7 +18,9 @@ from potluck.node.serving import ServingSettings, parse_stage, read_stored_model
 from potluck.orchestrator.frames import ShardStatus, StreamFrame, TokenDelta
 from potluck.orchestrator.generation import GenerationSettings
 from potluck.orchestrator.orchestrator import DistributedChatParams
+from potluck.planner.cover import Placed
 from potluck.weights.store import ModelStore
+from potluck.wire.messages import Stage
 from tests.support.shard_cores import every_message
 from tests.support.swarms import TINY, frames_of, head_node, stored_tiny, tokens_of
 
@@ -107,3 +111,37 @@ def test_a_member_that_is_not_part_of_a_session_has_no_effect_on_it(uses_ring: b
     assert tokens_of(frames) == alone
     assert [frame for frame in frames if isinstance(frame, ShardStatus)] == []
     assert counted > 10 * len(alone)
+
+
+def test_those_who_stay_in_a_pipeline_suspect_the_one_that_was_lost(models_home: Path) -> None:
+    """A member with an orchestrator of its own prefers the spare from then on, until it hears from the lost one again."""
+
+    async def ask() -> None:
+        async with head_node([]) as member, head_node([]) as lost, head_node([]) as spare, head_node([]) as node:
+            served(member, models_home, "0-3")
+            served(lost, models_home, "4-7")
+            served(spare, models_home, "4-7")
+            addresses = [await each.listen("127.0.0.1:0") for each in (member, lost, spare)]
+            for each in (lost, spare):
+                await each.shards[0].start()
+            await node.orchestrator.connect(addresses)
+            await member.orchestrator.connect(addresses[1:])
+            model = await RemoteModel.find(node, TINY)
+            request = model.request(range(1, 20), SamplingParams(), 24)
+            first = Placed(member.id, addresses[0], Stage(0, 4, True))
+            last = Placed(lost.id, addresses[1], Stage(4, 8, False, True))
+            params = DistributedChatParams(pipeline=(first, last))
+            alone = tokens_of(await frames_of(node, request, params))
+            frames: list[StreamFrame] = []
+            async for frame in node.orchestrator.chat(request, params):
+                frames.append(frame)
+                if isinstance(frame, TokenDelta) and frame.position == 24:
+                    os.kill(lost.shards[0].supervisor.pid or 0, signal.SIGKILL)
+            assert tokens_of(frames) == alone
+            store, loop = member.orchestrator.store, asyncio.get_running_loop()
+            assert [store.is_suspect(each.id, loop.time()) for each in (lost, spare)] == [True, False]
+            assert member.orchestrator.pipeline_for(request, DistributedChatParams())[-1].node == spare.id
+            await member.orchestrator.connect(addresses[1:2])
+            assert not store.is_suspect(lost.id, loop.time())
+
+    run(ask())

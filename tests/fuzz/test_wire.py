@@ -12,6 +12,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -36,6 +37,7 @@ from potluck.wire.messages import (
     Holdings,
     Hop,
     Message,
+    Neighbour,
     Opened,
     Probe,
     Probed,
@@ -45,6 +47,7 @@ from potluck.wire.messages import (
     Rewire,
     Rewired,
     ShardInfo,
+    ShardLost,
     Stage,
     TokenizerData,
     Truncate,
@@ -58,8 +61,9 @@ MAX_BYTES = 64 << 20
 
 SESSION = session_id(1)
 NODE = bytes(range(32))
+FROM = Neighbour(node=NODE, session=session_id(3))
 HOP = Hop(node=NODE, address="127.0.0.1:7777", session=session_id(2))
-WIRING = Wiring(previous=NODE, next=HOP, ring=HOP, ring_from=NODE, forward_from=3, stages=2)
+WIRING = Wiring(previous=FROM, next=HOP, ring=HOP, ring_from=FROM, forward_from=3, stages=2)
 SHARD = ShardInfo(
     model="model",
     weights_sha256="0" * 64,
@@ -77,9 +81,10 @@ MESSAGES: tuple[tuple[Message, bytes], ...] = (
     (Opened(session=SESSION, epoch=1), b""),
     (Refused(session=SESSION, epoch=1, code="kv_budget_exceeded", message="no room"), b""),
     (step(1, 7), b"\x01" * 300),
+    (msgspec.structs.replace(step(1, 7), source=session_id(3)), b"\x01" * 300),
     (
         Result(session=SESSION, epoch=1, position=8, token=77, logprob=-1.5, top=((1, -0.5), (2, -0.7)), compute_us=5),
-        b"",
+        b"\x03" * 90,
     ),
     (Rewire(session=SESSION, epoch=2, length=8, wiring=WIRING, sampler=opening(1, 30).sampler), b""),
     (Rewired(session=SESSION, epoch=2, length=8, outbox_from=2), b""),
@@ -87,6 +92,7 @@ MESSAGES: tuple[tuple[Message, bytes], ...] = (
     (Truncate(session=SESSION, epoch=2, length=3), b""),
     (Credit(session=SESSION, epoch=2, tokens=16), b""),
     (close(1), b""),
+    (ShardLost(session=SESSION, node=NODE, model="model", stage=SHARD.stage, reason="gone"), b""),
     (Probe(session=SESSION, nonce=9), b""),
     (Probed(session=SESSION, nonce=9, is_known=True, worker_idle_us=3, position_in=4, position_out=3), b""),
     (Fault(session=SESSION, epoch=2, code="shard_unavailable", message="gone", culprit=NODE), b""),

@@ -45,12 +45,12 @@ class HeadBench:
 
     def __init__(
         self, offers: Sequence[Offer] = THREE, spares: Sequence[Offer] = SPARES, *, prompt: int = 4, max_tokens: int = 20,
-        eos: tuple[int, ...] = (99,), **settings: object,
+        eos: tuple[int, ...] = (99,), asked: dict[str, object] | None = None, **settings: object,
     ) -> None:  # fmt: skip
         values: dict[str, object] = {"prefill_chunk": 2, "prefill_window": 2, "uses_ring": False}
         request = GenerationRequest(
             model="m", weights_sha256="a" * 64, arithmetic=1, layer_count=LAYERS, prompt=tuple(range(prompt)),
-            max_tokens=max_tokens, params=SamplingParams(), eos=eos, vocabulary_size=1000,
+            max_tokens=max_tokens, params=SamplingParams(), eos=eos, vocabulary_size=1000, **asked or {},  # type: ignore[arg-type]
         )  # fmt: skip
         self.candidates = [candidate(offer) for offer in offers] + [candidate(offer, 1) for offer in spares]
         self.unreachable: set[bytes] = set()

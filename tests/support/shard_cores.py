@@ -3,7 +3,8 @@
 import msgspec
 
 from potluck.core.sampling_params import SamplingParams
-from potluck.shard.core import ShardCore, ShardSettings, Work
+from potluck.shard.core import ShardCore, Work
+from potluck.shard.settings import ShardSettings
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
     Boundary,
@@ -12,6 +13,7 @@ from potluck.wire.messages import (
     Fault,
     Hop,
     Message,
+    Neighbour,
     Open,
     Opened,
     Probe,
@@ -22,6 +24,7 @@ from potluck.wire.messages import (
     Rewire,
     Rewired,
     Sampler,
+    ShardLost,
     Stage,
     Step,
     Truncate,
@@ -39,6 +42,9 @@ def session_id(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
+BEHIND, AHEAD = Neighbour(BEFORE, session_id(1000)), Neighbour(AFTER, session_id(1001))
+
+
 def settings_of(stage: Stage, **changes: object) -> ShardSettings:
     values: dict[str, object] = {
         "model": "m", "weights_sha256": "a" * 64, "arithmetic": 1, "layer_count": LAYERS, "hidden_size": 1, "stage": stage,
@@ -54,12 +60,12 @@ def wiring_of(stage: Stage, *, forward_from: int = 0, ring: bool = False, stages
     """Three shards on three nodes; the ring closes between BEFORE and AFTER (or on SHARD alone, for the whole model)."""
     is_whole = stage.has_embedding and stage.has_output
     return Wiring(
-        None if stage.has_embedding else BEFORE,
+        None if stage.has_embedding else BEHIND,
         None if stage.has_output else Hop(AFTER, "after:1", session_id(1001)),
         Hop(SHARD if is_whole else BEFORE, "", session_id(1 if is_whole else 1000))
         if ring and stage.has_output
         else None,
-        (SHARD if is_whole else AFTER) if ring and stage.has_embedding else None,
+        (Neighbour(SHARD, session_id(1)) if is_whole else AHEAD) if ring and stage.has_embedding else None,
         forward_from,
         stages,
     )
@@ -145,7 +151,8 @@ class CoreBench:
     ) -> list[SendTo]:
         """A step that fits, apart from the changes, from whoever should send it."""
         codec = None if self.stage.has_embedding else "fp32"
-        message = Step(session_id(session), 0, position, count, self.stage.start, codec, True)
+        source = None if self.stage.has_embedding else BEHIND.session
+        message = Step(session_id(session), 0, position, count, self.stage.start, codec, True, source=source)
         message = msgspec.structs.replace(message, **changes)
         body = bytes((4 if self.stage.has_embedding else ROW_BYTES) * count)
         return self.tell(sender or (HEAD if self.stage.has_embedding else BEFORE), message, body)
@@ -177,7 +184,7 @@ def every_message(session: bytes) -> list[tuple[Message, bytes]]:
         (opening(MIDDLE, int.from_bytes(session, "big")), b""),
         (Opened(session, 0), b""),
         (Refused(session, 0, "bad_request", ""), b""),
-        (Step(session, 0, 5, 1, 3, "fp32", True), bytes(ROW_BYTES)),
+        (Step(session, 0, 5, 1, 3, "fp32", True, source=BEHIND.session), bytes(ROW_BYTES)),
         (Result(session, 0, 5, 3), b""),
         (Rewire(session, 1, 0, wiring), b""),
         (Rewired(session, 1, 0, 0), b""),
@@ -185,6 +192,7 @@ def every_message(session: bytes) -> list[tuple[Message, bytes]]:
         (Truncate(session, 0, 0), b""),
         (Credit(session, 0, 5), b""),
         (Close(session), b""),
+        (ShardLost(session, STRANGER, "m", MIDDLE, "gone"), b""),
         (Probe(session, 3), b""),
         (Probed(session, 3, True, 0, 0, 0), b""),
         (Fault(session, 0, "x", "y", None), b""),

@@ -1,5 +1,6 @@
 """Messages for tests of the wire and the links."""
 
+from potluck.core.grammar import Grammar
 from potluck.core.sampling_params import SamplingParams
 from potluck.wire.messages import Close, Describe, Message, Open, Sampler, Stage, Step, Wiring
 
@@ -39,6 +40,8 @@ def opening(session: int = 1, history: int = 4) -> Open:
         history=tuple(100_000 + number % 1000 for number in range(history)),
         eos=(2,),
         limit=history + 100,
+        grammar=Grammar("regex", "[a-z]+"),
+        prompt_logprobs=3,
     )
     return Open(
         session=session_id(session),

@@ -27,6 +27,7 @@ class ChaosSettings(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 160
     max_tokens: int = 48
     home: Path | None = None
+    configurations: tuple[Configuration, ...] = CONFIGURATIONS
 
 
 class KindFigures(msgspec.Struct, frozen=True):
@@ -93,11 +94,11 @@ async def disturbed_runs(
     async with ChaosHead.on(swarm, settings.model, prompt, settings.max_tokens) as head:
         await head.heal()
         while len(runs) < count:
-            configuration = draw.choice(CONFIGURATIONS)
+            configuration = draw.choice(settings.configurations)
             expected = await head.reference(configuration)
             blows = tuple(draw_blows(draw, shards))
             outcome = await head.disturbed(configuration, blows)
-            runs.append(DisturbedRun(shards, configuration, blows, outcome, outcome.tokens == expected))
+            runs.append(DisturbedRun(shards, configuration, blows, outcome, outcome.said == expected.said))
             say(told(runs[-1]))
             await head.heal()
     return runs

@@ -33,6 +33,12 @@ def ask(
     codec: Annotated[
         str | None, typer.Option("--activation-dtype", help="fp32 (the default), fp16 or int8 between shards.")
     ] = None,
+    own_layers: Annotated[
+        str | None,
+        typer.Option(
+            "--own-layers", help="With --via, what this machine computes itself: 0-4, 25-output, 0-4,25-output."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Ask a model one question, on this machine or over shards on others, and stream the answer."""
@@ -42,7 +48,13 @@ def ask(
     if via is not None:
         from potluck.cli.ask_via import RemoteQuestion, ask_via
 
-        return ask_via(RemoteQuestion(via.split(","), model, messages, params, max_tokens, ring, codec, as_json))
+        return ask_via(
+            RemoteQuestion(
+                via.split(","), model, messages, params, max_tokens, ring, codec, as_json, own_layers, threads
+            )
+        )
+    if own_layers is not None:
+        raise BadRequest("--own-layers says what this machine does beside others; name them with --via")
     store = open_store()
     entry = find_model(store, model)
     loaded = _load(store, entry, threads)

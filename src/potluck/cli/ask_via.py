@@ -2,10 +2,15 @@
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from potluck.cli.console import notice, print_json
 from potluck.core.errors import BadRequest, PipelineStalled, PotluckError, ShardUnavailable
 from potluck.core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from potluck.node.asking import RemoteModel
+    from potluck.wire.messages import Stage
 
 CODECS = ("fp32", "fp16", "int8")
 
@@ -20,6 +25,8 @@ class RemoteQuestion:
     uses_ring: bool
     codec: str | None
     as_json: bool
+    own_layers: str | None = None  # `0-4,25-output`: what this machine computes itself
+    threads: int | None = None
 
 
 def ask_via(question: RemoteQuestion) -> None:
@@ -57,6 +64,7 @@ async def _answer(model: object, question: RemoteQuestion, node: object) -> None
     assert isinstance(model, RemoteModel)
     assert isinstance(node, Node)
     settings = read_configuration()
+    own = await _serve_own(model, question)
     node.orchestrator.max_concurrent_pipelines = settings.max_concurrent_pipelines
     params = DistributedChatParams(
         settings=GenerationSettings(
@@ -64,6 +72,7 @@ async def _answer(model: object, question: RemoteQuestion, node: object) -> None
         ),
         fallback_to_local=settings.fallback_to_local,
         max_shards_per_request=settings.max_shards_per_request,
+        own_layers=own,
     )
     codec = question.codec or settings.activation_dtype
     codec = "fp32" if codec == "auto" else codec
@@ -107,6 +116,16 @@ async def _answer(model: object, question: RemoteQuestion, node: object) -> None
     notice(
         f"[{len(tokens)} tokens, {speed:.0f} tokens/s, first after {(first - began) * 1000:.0f} ms, {stages} shards]"
     )
+
+
+async def _serve_own(model: "RemoteModel", question: RemoteQuestion) -> "tuple[Stage, ...]":
+    if question.own_layers is None:
+        return ()
+    from potluck.cli.models import open_store
+    from potluck.node.serving import ServingSettings
+
+    settings = ServingSettings(threads=question.threads or 1)
+    return await model.serve_own_layers(question.own_layers, open_store(), settings)
 
 
 def _error_of(code: str, message: str) -> PotluckError:

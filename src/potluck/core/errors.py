@@ -2,7 +2,8 @@
 
 PotluckError
 ├── BadRequest                 bad_request            the caller asked for something that cannot be
-│   └── ContextLengthExceeded  context_length_exceeded
+│   ├── ContextLengthExceeded  context_length_exceeded
+│   └── BadGrammar             bad_grammar            a schema, expression or grammar that no answer can be held to
 ├── BadModelFile               bad_model_file         a model file lies, is cut short or is not supported; names file and field
 │   ├── UnknownArchitecture    unknown_architecture
 │   └── UnknownFormat          unknown_format         a tensor format we cannot compute with
@@ -48,6 +49,10 @@ class BadRequest(PotluckError):
 
 class ContextLengthExceeded(BadRequest):
     code = "context_length_exceeded"
+
+
+class BadGrammar(BadRequest):
+    code = "bad_grammar"
 
 
 class BadModelFile(PotluckError):

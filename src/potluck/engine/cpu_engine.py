@@ -407,6 +407,23 @@ class CpuEngine:
         self._team.run(*place, threads)
         self._governor.record(size, threads, time.perf_counter() - start, time.process_time() - used)
 
+    @property
+    def output_rows(self) -> int:
+        """How many rows `project` takes at once."""
+        return self._head.max_rows if self._head is not None else 0
+
+    def project(self, session: int, rows: Floats, roundings: Sequence[Rounding] = ()) -> Floats:
+        """Logits of some rows that `forward` has given for this session, with the bits that it would have given itself."""
+        held = self._session(session)
+        if self._head is None or not self._ends_with(held):
+            raise BadRequest("this shard does not own the output head")
+        if not 1 <= len(rows) <= self.output_rows:
+            raise BadRequest(f"logits of {len(rows)} rows were asked for; at most {self.output_rows} go at once")
+        _, rounded = _at_ends(held.layers, roundings)
+        self._head.hidden[: len(rows)] = rows if rounded is None else rounded(rows)
+        self._run(self._head.program, len(rows), 0)
+        return self._head.logits[: len(rows)].copy()
+
     def _logits(self, steps: Sequence[Step], outputs: list[Floats], rounded: _Round | None) -> list[Floats | None]:
         wanted = [(index, place) for index, step in enumerate(steps) for place in step.logits]
         results = [

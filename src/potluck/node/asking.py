@@ -1,22 +1,35 @@
 """A head without weights: connects to shards, gets tokenizer and template from one of them, and streams text."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import NamedTuple
 
+import msgspec
+
 from potluck.core.errors import BadRequest, ContextLengthExceeded, PotluckError, ShardUnavailable, WeightsMismatch
+from potluck.core.grammar import Grammar
 from potluck.core.model_facts import ModelFacts
-from potluck.core.sampling_params import SamplingParams
+from potluck.core.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from potluck.core.tokenizer_spec import TokenizerSpec
 from potluck.node.node import Node
-from potluck.node.serving import check_tokenizer
-from potluck.orchestrator.frames import Finished, PipelineAborted, StreamFrame, TokenDelta
+from potluck.node.serving import (
+    ServingSettings,
+    check_tokenizer,
+    own_copy,
+    parse_own_layers,
+    read_stored_model,
+    serve,
+)
+from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover, StreamFrame, TokenDelta
 from potluck.orchestrator.generation import GenerationRequest
 from potluck.orchestrator.orchestrator import DistributedChatParams
 from potluck.text.chat_template import ChatTemplate
 from potluck.text.detokenizer import StopMatcher, StreamingDetokenizer
 from potluck.text.tokenizer import Tokenizer
 from potluck.weights.manifest import Manifest
-from potluck.wire.messages import Boundary, Codec, ShardInfo
+from potluck.weights.store import ModelStore
+from potluck.wire.messages import Boundary, Codec, ShardInfo, Stage
 
 
 class TextFrame(NamedTuple):
@@ -24,6 +37,17 @@ class TextFrame(NamedTuple):
 
     frame: StreamFrame
     text: str
+
+
+class ChoiceFrame(NamedTuple):
+    """A frame of one of several answers to the same prompt, which are counted from 0."""
+
+    choice: int
+    frame: StreamFrame
+    text: str
+
+
+_CHOICES_AHEAD = 16  # frames that wait for a slow reader; no answer runs further ahead than its credits
 
 
 async def _fetch_text_side(node: Node, info: ShardInfo) -> tuple[Manifest, TokenizerSpec]:
@@ -70,38 +94,96 @@ class RemoteModel:
         manifest, spec = await _fetch_text_side(node, info)
         return cls(node, info, manifest.facts, Tokenizer(spec), ChatTemplate(spec.chat_template, spec))
 
+    async def serve_own_layers(self, text: str, store: ModelStore, settings: ServingSettings) -> tuple[Stage, ...]:
+        """Loads this node's own ends of the model, as people write them (`0-4,25-output`), from its store; ready on return.
+
+        Raises BadRequest for ranges that cannot be a coordinator's, ModelNotFound, WeightsMismatch, and what loading raises.
+        """
+        own = parse_own_layers(text, self.facts.layer_count)
+        name = own_copy(store, self.info.model, self.info.weights_sha256)
+        stored = msgspec.structs.replace(read_stored_model(store, name), id=self.info.model)
+        servers = [serve(self._node, stored, stage, settings) for stage in own]
+        await asyncio.gather(*(server.start() for server in servers))
+        return own
+
     def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
         return self.tokenizer.encode_prompt(self.template.render(messages))
 
     def request(
         self, prompt: Sequence[int], params: SamplingParams, max_tokens: int, codec: Codec = "fp32",
-        pipeline_edges: Sequence[int] = (),
+        pipeline_edges: Sequence[int] = (), *, grammar: Grammar | None = None, prompt_logprobs: int | None = None,
     ) -> GenerationRequest:  # fmt: skip
+        """What to ask for. `max_tokens` 0: only the prompt goes through, for its scores. The sampling shard judges the grammar."""
         room = self.facts.context_length - len(prompt)
-        if room < 1:
+        if room < min(1, max_tokens):
             raise ContextLengthExceeded(
                 f"the prompt has {len(prompt)} tokens; the context is {self.facts.context_length}"
             )
+        if prompt_logprobs is not None and not 0 <= prompt_logprobs <= MAX_TOP_LOGPROBS:
+            raise BadRequest(f"at most {MAX_TOP_LOGPROBS} top logprobs can be had, not {prompt_logprobs}")
         boundaries = tuple(Boundary(layer, codec) for layer in pipeline_edges) if codec != "fp32" else ()
         return GenerationRequest(
             model=self.info.model, weights_sha256=self.info.weights_sha256, arithmetic=self.info.arithmetic,
             layer_count=self.facts.layer_count, prompt=tuple(prompt), max_tokens=min(max_tokens, room), params=params.check(),
             eos=tuple(sorted(self.tokenizer.eos_ids)), boundaries=boundaries, vocabulary_size=self.facts.vocabulary_size,
+            grammar=grammar, prompt_logprobs=prompt_logprobs,
         )  # fmt: skip
 
     async def generate(
         self, request: GenerationRequest, params: DistributedChatParams, stops: Sequence[str] = ()
-    ) -> AsyncIterator[TextFrame]:
-        """Frames with the text that each adds. A stop string ends the generation on every shard."""
+    ) -> AsyncGenerator[TextFrame, None]:
+        """Frames with the text that each adds. A stop string ends the generation on every shard. The last frame is an end."""
         detokenizer, matcher = StreamingDetokenizer(self.tokenizer), StopMatcher(stops)
-        async for frame in self._node.orchestrator.chat(request, params):
-            if isinstance(frame, Finished | PipelineAborted):
-                yield TextFrame(frame, matcher.push(detokenizer.finish()).text + matcher.finish())
-                return
-            if not isinstance(frame, TokenDelta):
-                yield TextFrame(frame, "")
-                continue
-            check = matcher.push(detokenizer.push(frame.token))
-            yield TextFrame(frame, check.text)
-            if check.stop is not None:
-                return
+        tokens = failovers = 0
+        async with aclosing(self._node.orchestrator.chat(request, params)) as frames:
+            async for frame in frames:
+                if isinstance(frame, Finished | PipelineAborted):
+                    yield TextFrame(frame, matcher.push(detokenizer.finish()).text + matcher.finish())
+                    return
+                failovers += isinstance(frame, ShardFailover)
+                if not isinstance(frame, TokenDelta):
+                    yield TextFrame(frame, "")
+                    continue
+                tokens += 1
+                check = matcher.push(detokenizer.push(frame.token))
+                yield TextFrame(frame, check.text)
+                if check.stop is not None:
+                    yield TextFrame(Finished("stop", tokens, failovers), "")
+                    return
+
+    async def generate_choices(
+        self, request: GenerationRequest, params: DistributedChatParams, count: int, stops: Sequence[str] = ()
+    ) -> AsyncGenerator[ChoiceFrame, None]:
+        """`count` answers at once, which differ in their choice alone; each ends with its own Finished.
+
+        Where one is aborted that is the last frame, and where one cannot start its error is raised: the others are cancelled.
+        Closing this closes all of them, and frees every shard.
+        """
+        ready: asyncio.Queue[ChoiceFrame | Exception | None] = asyncio.Queue(_CHOICES_AHEAD)
+
+        async def run(choice: int) -> None:
+            one = msgspec.structs.replace(request, choice=request.choice + choice)
+            try:
+                async with aclosing(self.generate(one, params, stops)) as frames:
+                    async for frame, text in frames:
+                        await ready.put(ChoiceFrame(choice, frame, text))
+                await ready.put(None)
+            except Exception as error:  # raised again, where somebody waits for it
+                await ready.put(error)
+
+        tasks = [asyncio.create_task(run(choice)) for choice in range(count)]
+        try:
+            while count:
+                said = await ready.get()
+                if isinstance(said, Exception):
+                    raise said
+                if said is None:
+                    count -= 1
+                    continue
+                yield said
+                if isinstance(said.frame, PipelineAborted):
+                    return
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -15,8 +15,8 @@ from potluck.net.link import Listener, Transport
 from potluck.net.peers import PeerLinks
 from potluck.node.weight_server import WeightServer
 from potluck.orchestrator.orchestrator import PipelineOrchestrator
-from potluck.shard.core import ShardSettings
 from potluck.shard.server import ShardServer
+from potluck.shard.settings import ShardSettings
 from potluck.telemetry.metrics import Metrics
 from potluck.trust.admission import Admission
 from potluck.trust.roster import Roster
@@ -97,6 +97,7 @@ class Node:
         self, settings: ShardSettings, worker: WorkerSettings, model: ServedModel | None = None
     ) -> ShardServer:
         server = ShardServer(self.id, settings, worker, self._send, self.metrics)
+        server.on_suspect = self.orchestrator.on_suspect
         self.shards.append(server)
         self.orchestrator.store.put(self.id, "", self._describe(0), is_own=True)
         if model is not None:
@@ -187,7 +188,7 @@ class Node:
         session = message.session
         if isinstance(message, Opened | Refused | Result | Rewired | Probed | Fault):
             # From a shard to its head; where that shard is our own, it knows the same session.
-            if not self.orchestrator.on_message(sender, session, message):
+            if not self.orchestrator.on_message(sender, session, message, body):
                 self.counters["unknown_session"] += 1
             return None
         owner = self._owners.get(session)

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import msgspec
 
-from potluck.core.errors import BadRequest, WeightsMismatch, WeightsMissing
+from potluck.core.errors import BadRequest, ModelNotFound, WeightsMismatch, WeightsMissing
 from potluck.core.layers import LayerRange
 from potluck.core.limits import ARITHMETIC_VERSION
 from potluck.core.model_facts import ModelFacts
 from potluck.core.tokenizer_spec import TokenizerSpec
 from potluck.node.node import Node, ServedModel
 from potluck.node.weight_server import OfferedWeights
-from potluck.shard.core import ShardSettings
 from potluck.shard.server import ShardServer
+from potluck.shard.settings import ShardSettings
 from potluck.weights.checkpoint import TensorEntry
 from potluck.weights.manifest import Manifest, decode_manifest, tokenizer_sha256, weights_sha256
 from potluck.weights.partial_model import held_units
@@ -58,6 +58,17 @@ def read_stored_model(store: ModelStore, name: str) -> StoredModel:
         entry.id, store.path(name), store.packed_folder(name), entry.weights_sha256, facts, store.manifest(name),
         msgspec.json.encode(spec), tensors, held_units(store.path(name)) if entry.format == "partial" else None,
     )  # fmt: skip
+
+
+def own_copy(store: ModelStore, name: str, weights_sha256: str) -> str:
+    """What the store calls the model with these weights, which others call `name`. Raises ModelNotFound, WeightsMismatch."""
+    entries = store.list()
+    same = [entry.id for entry in entries if entry.weights_sha256 == weights_sha256]
+    if same:
+        return name if name in same else same[0]
+    if name in [entry.id for entry in entries]:
+        raise WeightsMismatch(f"{name} on this machine has other weights than the shards' ({weights_sha256[:12]})")
+    raise ModelNotFound(f"{name} is not on this machine, so it cannot hold layers of it; type: potluck pull {name}")
 
 
 def parse_stage(text: str | None, layer_count: int) -> Stage:

@@ -14,6 +14,21 @@ class TokenDelta(msgspec.Struct, frozen=True, tag="token_delta", tag_field="type
     top: tuple[tuple[int, float], ...] = ()
 
 
+class PromptLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """One token of the prompt. `is_greedy`: none was likelier there; `top`: the likeliest, as many as were asked for, ties by id."""
+
+    token: int
+    logprob: float
+    is_greedy: bool
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, tag="prompt_logprobs", tag_field="type"):
+    """Comes once, before the first token, where it was asked for: the prompt's tokens from the second on."""
+
+    positions: tuple[PromptLogprob, ...]
+
+
 class ShardStatus(msgspec.Struct, frozen=True, tag="shard_status", tag_field="type"):
     shard_id: str
     node: str
@@ -49,4 +64,4 @@ class Finished(msgspec.Struct, frozen=True, tag="finished", tag_field="type"):
     failovers: int
 
 
-StreamFrame = TokenDelta | ShardStatus | ShardFailover | PipelineAborted | Finished
+StreamFrame = TokenDelta | PromptLogprobs | ShardStatus | ShardFailover | PipelineAborted | Finished

@@ -9,28 +9,23 @@ import enum
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-import msgspec
-
-from potluck.core.limits import (
-    DISTRIBUTED_FALLBACK_TO_LOCAL_AFTER_FAILURES,
-    DISTRIBUTED_SHARD_HEALTH_TIMEOUT_S,
-    RING_CREDIT_TOKENS,
-)
-from potluck.core.sampling_params import SamplingParams
+from potluck.core.errors import ProtocolViolation
 from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover, ShardStatus, StreamFrame, TokenDelta
+from potluck.orchestrator.probing import Probing, looks_alive, progress_of, stalled_hop
+from potluck.orchestrator.prompt_scores import PromptScores
 from potluck.orchestrator.recovery import Feed, HeadStage, plan_rebuild, spread_emptiness
+from potluck.orchestrator.request import GenerationRequest, GenerationSettings, StepTiming
 from potluck.planner.cover import Placed
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
     MAX_STEP_TOKENS,
-    Boundary,
     Close,
     Credit,
     Fault,
     Hop,
     Message,
+    Neighbour,
     Open,
     Opened,
     Probe,
@@ -41,42 +36,10 @@ from potluck.wire.messages import (
     Rewire,
     Rewired,
     Sampler,
+    ShardLost,
     Step,
     Wiring,
 )
-
-
-class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How patient a head is, and how it feeds a pipeline. Durations in seconds."""
-
-    prefill_chunk: int = 128
-    prefill_window: int = 4
-    uses_ring: bool = True
-    ring_credits: int = RING_CREDIT_TOKENS
-    keeps_outbox: bool = True
-    probe_after_s: float = 0.25  # without progress; or six times the usual step, whichever is longer
-    probe_patience_s: float = 0.5  # a daemon that does not answer for so long is gone
-    worker_patience_s: float = 0.5  # a worker that is silent for so long at work is frozen
-    stall_timeout_s: float = DISTRIBUTED_SHARD_HEALTH_TIMEOUT_S
-    holder_wait_s: float = 5.0  # where nobody holds some layers, for a holder to come back
-    holder_retry_s: float = 0.5  # between attempts with those that failed before, when nobody else is left
-    fallback_after: int = DISTRIBUTED_FALLBACK_TO_LOCAL_AFTER_FAILURES
-
-
-class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be generated, in tokens."""
-
-    model: str
-    weights_sha256: str
-    arithmetic: int
-    layer_count: int
-    prompt: tuple[int, ...]
-    max_tokens: int
-    params: SamplingParams
-    eos: tuple[int, ...]
-    choice: int = 0
-    boundaries: tuple[Boundary, ...] = ()
-    vocabulary_size: int = 1 << 31  # a token past it is rubbish
 
 
 class Phase(enum.Enum):
@@ -89,27 +52,10 @@ class Phase(enum.Enum):
     ENDED = "ended"
 
 
-class StepTiming(NamedTuple):
-    """One token's way round: in all, computing, and waiting in shards (their worker's stream included); the rest is the wire's."""
-
-    total_s: float
-    compute_s: float
-    queue_s: float
-
-
 @dataclass
 class _InFlight:
     stop: int
     sent_s: float
-
-
-@dataclass
-class _Probing:
-    """One round of questions to every stage: who has answered, and how."""
-
-    started_s: float
-    nonce: int
-    answers: dict[bytes, Probed] = field(default_factory=dict)
 
 
 @dataclass
@@ -123,11 +69,13 @@ class _Outage:
 
 
 _LONGEST_USUAL_STEP_S = 1.0  # whatever a shard says of itself, silence is looked into after six times this
-_PATIENCE_WHILE_OPENING = 4  # times the usual, with a worker that reads weights or compiles
 _PATIENCE_WITHOUT_RESULT = 10  # stall timeouts, where shards say that they are being fed
+_LONGEST_REASON = 200  # characters, of what others are told
 _NO_HOLDER = ("shard_unavailable", "no shard covers some layers")
 # Codes that say that a node will not do, now or later.
 _UNFIT = frozenset({"shard_corruption", "weights_mismatch"})
+
+__all__ = ["Generation", "GenerationRequest", "GenerationSettings", "Phase", "Repick", "StepTiming"]
 
 # Chooses a covering pipeline for the whole model, keeping the given stages where they are; None where there is none.
 Repick = Callable[[Sequence[Placed | None], frozenset[bytes], bool], list[list[Placed]] | None]
@@ -156,6 +104,7 @@ class Generation:
         self._repick = repick
         self._new_session_id = new_session_id
         self._stages = [HeadStage(placed, new_session_id()) for placed in pipeline]
+        self._scores = PromptScores(request.prompt, request.prompt_logprobs, request.vocabulary_size)
         self._effects: list[SendTo] = []
         self._frames: deque[StreamFrame] = deque()
         self._awaiting: set[bytes] = set()
@@ -167,7 +116,7 @@ class Generation:
         self._usual_step_s = min(max(0.0, sum(placed.step_us for placed in pipeline) / 1e6), _LONGEST_USUAL_STEP_S)
         self._progress_s = 0.0
         self._progress_probe_s = 0.0
-        self._probing: _Probing | None = None
+        self._probing: Probing | None = None
         self._nonce = 0
         self._is_feeding = False  # since an epoch began with empty stages, until its first result
         self._furthest = 0  # the sum of all positions that shards have reported meanwhile
@@ -301,20 +250,27 @@ class Generation:
     def _sampler(self) -> Sampler:
         request = self.request
         limit = len(request.prompt) + request.max_tokens
-        return Sampler(request.params, request.choice, len(request.prompt), tuple(self.tokens), request.eos, limit)
+        return Sampler(
+            request.params, request.choice, len(request.prompt), tuple(self.tokens), request.eos, limit, request.grammar,
+            request.prompt_logprobs,
+        )  # fmt: skip
 
     def _wiring(self, index: int, forward_from: int) -> Wiring:
         count = len(self._stages)
         is_first, is_last = index == 0, index == count - 1
         uses_ring = self.settings.uses_ring
         return Wiring(
-            None if is_first else self._stages[index - 1].placed.node,
+            None if is_first else self._neighbour(index - 1),
             None if is_last else self._hop(index + 1),
             self._hop(0) if is_last and uses_ring else None,
-            self._stages[-1].placed.node if is_first and uses_ring else None,
+            self._neighbour(count - 1) if is_first and uses_ring else None,
             forward_from,
             count,
         )
+
+    def _neighbour(self, index: int) -> Neighbour:
+        stage = self._stages[index]
+        return Neighbour(stage.placed.node, stage.session)
 
     def _hop(self, index: int) -> Hop:
         stage = self._stages[index]
@@ -390,8 +346,9 @@ class Generation:
             and not self._is_ring_running
             and (settings.uses_ring or self._unread < settings.ring_credits)
         ):
-            stop = min(self._sent + settings.prefill_chunk, len(self.tokens))
-            chooses = stop == len(self.tokens)
+            chunk = min(settings.prefill_chunk, self._scores.most_positions or MAX_STEP_TOKENS)
+            stop = min(self._sent + chunk, len(self.tokens))
+            chooses = stop == len(self.tokens) and self.request.max_tokens > 0
             self._send_tokens(self._sent, stop, chooses=chooses)
             self._in_flight.append(_InFlight(stop, now_s))
             self._sent = stop
@@ -402,7 +359,7 @@ class Generation:
         body = b"".join(token.to_bytes(4, "little") for token in self.tokens[start:stop])
         self._send(stage, Step(stage.session, self.epoch, start, stop - start, 0, None, chooses), body)
 
-    def on_message(self, node: bytes, message: Message, now_s: float) -> None:
+    def on_message(self, node: bytes, message: Message, now_s: float, body: bytes = b"") -> None:
         """From an authenticated node. What does not come from the stage whose session it names is counted and dropped."""
         if self.is_ended:
             return None
@@ -411,7 +368,7 @@ class Generation:
             self.counters["unknown_session"] += 1
             return None
         if isinstance(message, Result):
-            return self._on_result(stage, message, now_s)
+            return self._on_result(stage, message, body, now_s)
         if isinstance(message, Opened | Rewired):
             return self._on_answer(stage, message, now_s)
         if isinstance(message, Refused):
@@ -426,23 +383,23 @@ class Generation:
     def _stage_of(self, node: bytes, session: bytes) -> HeadStage | None:
         return next((s for s in self._stages if s.session == session and s.placed.node == node), None)
 
-    def _on_result(self, stage: HeadStage, message: Result, now_s: float) -> None:
+    def _on_result(self, stage: HeadStage, message: Result, body: bytes, now_s: float) -> None:
         if message.epoch != self.epoch or stage is not self._stages[-1] or self.phase is not Phase.RUNNING:
             self.counters["stale_epoch"] += 1
             return
         if not self._is_next(message):
             self.counters["unexpected_position"] += 1
             return
-        if message.token is not None and message.token >= self.request.vocabulary_size:
+        problem = self._take_result(message, body)
+        if problem is not None:
             self.counters["shard_corruption"] += 1
             self._distrusted.add(stage.placed.node)
-            return self._fail(
-                [stage], f"chose token {message.token}, which the model does not have", now_s, "shard_corruption"
-            )
+            return self._fail([stage], problem, now_s, "shard_corruption")
         self._confirmed = message.position
         self._result_s, self._is_feeding = now_s, False
         while self._in_flight and self._in_flight[0].stop <= message.position:
             self._in_flight.popleft()
+        self._tell_scores(now_s)
         if message.token is not None:
             self._note_step(StepTiming(now_s - self._progress_s, message.compute_us / 1e6, message.queue_us / 1e6))
             self._accept(message, now_s)
@@ -450,11 +407,33 @@ class Generation:
         if not self.is_ended:
             self._pump(now_s)
 
+    def _take_result(self, message: Result, body: bytes) -> str | None:
+        """What is wrong with a result, if anything; the scores that come with it are kept."""
+        if message.token is not None and message.token >= self.request.vocabulary_size:
+            return f"chose token {message.token}, which the model does not have"
+        try:
+            self._scores.take(message.position, body)
+        except ProtocolViolation as error:
+            return str(error)
+        return None
+
+    def _tell_scores(self, now_s: float) -> None:
+        """The prompt is through: tells its scores, and ends where nothing else was asked for."""
+        frame = self._scores.frame()
+        if frame is not None:
+            self._frames.append(frame)
+        if self.request.max_tokens == 0 and self._confirmed == len(self.tokens):
+            self._recovered(now_s)
+            self._end(Finished("length", 0, self.failovers))
+
     def _is_next(self, message: Result) -> bool:
         """A token belongs right after the journal; a chunk without one lies within what was sent, before the journal's end."""
         if message.token is not None:
             return message.position == len(self.tokens) > self._confirmed
-        return self._confirmed < message.position <= self._sent and message.position < len(self.tokens)
+        last = len(self.tokens) - (
+            1 if self.request.max_tokens else 0
+        )  # the journal's end comes with a token, if any is wanted
+        return self._confirmed < message.position <= min(self._sent, last)
 
     def _note_step(self, timing: "StepTiming") -> None:
         self.on_timing(timing)
@@ -498,13 +477,15 @@ class Generation:
     def _on_fault(self, stage: HeadStage, message: Fault, now_s: float) -> None:
         if message.epoch != self.epoch and message.culprit != stage.placed.node:
             self.counters["stale_epoch"] += 1
-            return
+            return None
         self.counters[message.code] += 1
+        if self._is_hopeless(stage, message.code):
+            return self._abort(message.code, message.message)
         if message.code == "outbox_dropped":
             stage.has_outbox = False
             if message.epoch == self.epoch and self.phase is Phase.RUNNING:
                 self._restart_after(stage, now_s)
-            return
+            return None
         culprits = [s for s in self._stages if s.placed.node == message.culprit]
         if not culprits:
             # It blames the head, or somebody who is not part of this: whoever is right, the two cannot go on together.
@@ -512,7 +493,11 @@ class Generation:
             culprits = [stage]
         elif message.code in _UNFIT and message.culprit is not None:
             self._distrusted.add(message.culprit)
-        self._fail(culprits, message.message, now_s, message.code)
+        return self._fail(culprits, message.message, now_s, message.code)
+
+    def _is_hopeless(self, stage: HeadStage, code: str) -> bool:
+        """Whether the request is at fault, as the shard that chooses tokens says: another would say the same."""
+        return code == "bad_grammar" and self.request.grammar is not None and stage is self._stages[-1]
 
     def _restart_after(self, stage: HeadStage, now_s: float) -> None:
         """A replay was not possible after all: what follows `stage` starts empty, and `spread_emptiness` does the rest."""
@@ -523,13 +508,23 @@ class Generation:
 
     def _on_refused(self, stage: HeadStage, message: Refused, now_s: float) -> None:
         if message.epoch != self.epoch:
-            return
+            return None
+        if self._is_hopeless(stage, message.code):
+            return self._abort(message.code, message.message)
         self._last_refusal = (message.code, message.message)
         if message.code in _UNFIT:
             self._distrusted.add(stage.placed.node)
-        self._fail([stage], f"refused: {message.message}", now_s)
+        return self._fail([stage], f"refused: {message.message}", now_s, is_gone=False)
 
-    def _fail(self, stages: Sequence[HeadStage], reason: str, now_s: float, code: str = "shard_unavailable") -> None:
+    def _fail(
+        self,
+        stages: Sequence[HeadStage],
+        reason: str,
+        now_s: float,
+        code: str = "shard_unavailable",
+        *,
+        is_gone: bool = True,
+    ) -> None:
         """The nodes of these stages are lost: say so, and rebuild without them. What is lost already is no news."""
         nodes = {stage.placed.node for stage in stages if not stage.is_lost}
         lost = [stage for stage in self._stages if stage.placed.node in nodes and not stage.is_lost]
@@ -543,9 +538,20 @@ class Generation:
             self._frames.append(ShardStatus(stage.name, stage.placed.node.hex(), "degraded", reason, code))
             # Where it still lives it must not keep KV for a session that has moved on; where not, it is not dialled for that.
             self._effects.append(SendTo(stage.placed.node, None, Close(stage.session)))
+        if is_gone:
+            self._broadcast(lost, reason)
         self._excluded |= nodes
         self._fruitless += 1
         self._rebuild(now_s)
+
+    def _broadcast(self, lost: Sequence[HeadStage], reason: str) -> None:
+        """Those who stay learn of it, each once; they may head generations of their own."""
+        survivors = {stage.placed.node: stage for stage in self._stages if not stage.is_lost}
+        for stage in survivors.values():
+            for gone in lost:
+                placed = gone.placed
+                news = ShardLost(stage.session, placed.node, self.request.model, placed.stage, reason[:_LONGEST_REASON])
+                self._effects.append(SendTo(stage.placed.node, None, news))
 
     def _rebuild(self, now_s: float) -> None:
         kept = [None if stage.is_lost else stage.placed for stage in self._stages]
@@ -615,7 +621,7 @@ class Generation:
 
     def _probe(self, now_s: float) -> None:
         self._nonce += 1
-        self._probing = _Probing(now_s, self._nonce)
+        self._probing = Probing(now_s, self._nonce)
         for stage in self._stages:
             self._send(stage, Probe(stage.session, self._nonce))
 
@@ -645,42 +651,26 @@ class Generation:
 
     def _has_moved(self, answers: dict[bytes, Probed], now_s: float) -> bool:
         """Whether shards work through what a new one is fed, of which no result comes. Not believed for ever."""
-        total = sum(
-            min(a.position_in, len(self.tokens)) + min(a.position_out, len(self.tokens)) for a in answers.values()
-        )
+        total = progress_of(answers, len(self.tokens))
         has_moved = total > self._furthest
         self._furthest = max(self._furthest, total)
         return has_moved and now_s - self._result_s < _PATIENCE_WITHOUT_RESULT * self.settings.stall_timeout_s
 
     def _looks_alive(self, stage: HeadStage, answer: Probed | None) -> bool:
-        if answer is None:
-            return False
-        is_opening = (
-            stage.session in self._awaiting and stage.is_new
-        )  # perhaps loading: it knows nothing yet, and may be slow
-        patience_s = self.settings.worker_patience_s * (_PATIENCE_WHILE_OPENING if is_opening else 1)
-        return (answer.is_known or is_opening) and answer.worker_idle_us <= patience_s * 1e6
+        # Perhaps loading: it knows nothing yet, and may be slow.
+        is_opening = stage.session in self._awaiting and stage.is_new
+        return looks_alive(answer, self.settings.worker_patience_s, is_opening=is_opening)
 
     def _located(self, answers: dict[bytes, Probed]) -> HeadStage:
-        """The stage that has taken more than it has given, or whose gift nobody got.
-
-        While an epoch is being formed: the first that has not answered.
-        """
+        """Where nothing moves any more. While an epoch is being formed: the first that has not answered."""
         if self.phase is Phase.FORMING:
             return next(stage for stage in self._stages if stage.session in self._awaiting)
-        given, giver = self._sent, None
-        for stage in self._stages:
-            answer = answers[stage.session]
-            if answer.position_in < given:
-                return self._of_two(giver, stage)
-            if answer.position_in > answer.position_out:
-                return stage
-            given, giver = answer.position_out, stage
-        return self._stages[-1]
+        giver, taker = stalled_hop(self._stages, answers, self._sent)
+        return taker if giver is None else self._of_two(giver, taker)
 
-    def _of_two(self, giver: HeadStage | None, taker: HeadStage) -> HeadStage:
+    def _of_two(self, giver: HeadStage, taker: HeadStage) -> HeadStage:
         """One says that it has given, the other that it has got nothing: the giver first; where that did not help, the taker."""
-        if giver is None or taker.placed.node in self._doubted:
+        if taker.placed.node in self._doubted:
             return taker
         self._doubted.add(taker.placed.node)
         return giver

@@ -5,7 +5,7 @@ The deciding is `generation.py`'s; here is what needs a loop. Every task has an 
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
 
@@ -24,7 +24,7 @@ from potluck.orchestrator.routing import ShardStore, replace_gaps
 from potluck.planner.cover import Candidate, Placed, check_tiling, cover_around
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
-from potluck.wire.messages import Describe, Described, Failed, GetTokenizer, Message, Stage, TokenizerData
+from potluck.wire.messages import Describe, Described, Failed, GetTokenizer, Message, Opened, Stage, TokenizerData
 
 _ANSWER_TIMEOUT_S = 5.0
 _RETRY_S = 0.5
@@ -165,7 +165,9 @@ class PipelineOrchestrator:
 
     # ------------------------------------------------------------ generating
 
-    async def chat(self, request: GenerationRequest, params: DistributedChatParams) -> AsyncIterator[StreamFrame]:
+    async def chat(
+        self, request: GenerationRequest, params: DistributedChatParams
+    ) -> AsyncGenerator[StreamFrame, None]:
         """Streams frames to the end. Leaving the loop early cancels the generation and frees every shard."""
         if len(self._running) >= self.max_concurrent_pipelines:
             raise ShardUnavailable(f"all {self.max_concurrent_pipelines} pipelines are in use")
@@ -214,7 +216,8 @@ class PipelineOrchestrator:
         return node == self._node or self._links.is_linked(node)
 
     def _candidates(self, request: GenerationRequest, allows_local: bool) -> list[Candidate]:
-        return self.store.candidates(request.model, request.weights_sha256, request.arithmetic, allows_local)
+        now_s = asyncio.get_running_loop().time()
+        return self.store.candidates(request.model, request.weights_sha256, request.arithmetic, allows_local, now_s)
 
     def _generation(self, request: GenerationRequest, params: DistributedChatParams) -> Generation:
         def repick(
@@ -233,14 +236,20 @@ class PipelineOrchestrator:
             generation.on_timing = params.on_timing
         return generation
 
-    def on_message(self, sender: bytes, session: bytes, message: Message) -> bool:
+    def on_message(self, sender: bytes, session: bytes, message: Message, body: bytes = b"") -> bool:
         """Whether a generation knows that session."""
         for running in self._running:
             if session in running.generation.sessions:
-                running.generation.on_message(sender, message, asyncio.get_running_loop().time())
+                if isinstance(message, Opened):
+                    self.store.clear_suspicion(sender)  # it works
+                running.generation.on_message(sender, message, asyncio.get_running_loop().time(), body)
                 self._carry_out(running)
                 return True
         return False
+
+    def on_suspect(self, node: bytes) -> None:
+        """The head of a pipeline that this node has a part in has found that node lost."""
+        self.store.suspect(node, asyncio.get_running_loop().time())
 
     def on_lost(self, node: bytes, reason: str) -> None:
         now = asyncio.get_running_loop().time()

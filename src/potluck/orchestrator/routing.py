@@ -41,8 +41,10 @@ def replace_gaps(
     return groups
 
 
-# Added to a queue's depth: spares are used where nobody else is left, one's own copy of a model after that.
-_SPARES_LATER, _OWN_LAST = 1_000, 1_000_000
+# Added to a queue's depth: spares are used where nobody else is left, suspects after them, one's own copy of a model last.
+_SPARES_LATER, _SUSPECTS_LATER, _OWN_LAST = 1_000, 100_000, 1_000_000
+SUSPICION_S = 30.0  # what others say of a node is believed for so long: a liar can slow it down, not expel it
+_MOST_SUSPECTS = 256
 
 
 class ShardStore:
@@ -51,12 +53,14 @@ class ShardStore:
     def __init__(self) -> None:
         self._offers: dict[bytes, tuple[str, Described]] = {}
         self._own: set[bytes] = set()
+        self._suspected_until_s: dict[bytes, float] = {}
 
     def __repr__(self) -> str:
         return f"<ShardStore {len(self._offers)} nodes>"
 
     def put(self, node: bytes, address: str, described: Described, *, is_own: bool = False) -> None:
         self._offers[node] = (address, described)
+        self.clear_suspicion(node)
         if is_own:
             self._own.add(node)
 
@@ -65,6 +69,21 @@ class ShardStore:
 
     def remove(self, node: bytes) -> None:
         self._offers.pop(node, None)
+
+    def suspect(self, node: bytes, now_s: float) -> None:
+        """Somebody says that it is lost: for a while others are preferred. What it says of itself clears it, and so does its work."""
+        if node in self._own or node not in self._offers:
+            return
+        self._suspected_until_s.pop(node, None)
+        self._suspected_until_s[node] = now_s + SUSPICION_S
+        while len(self._suspected_until_s) > _MOST_SUSPECTS:
+            del self._suspected_until_s[next(iter(self._suspected_until_s))]
+
+    def clear_suspicion(self, node: bytes) -> None:
+        self._suspected_until_s.pop(node, None)
+
+    def is_suspect(self, node: bytes, now_s: float) -> bool:
+        return now_s < self._suspected_until_s.get(node, now_s)
 
     def models(self) -> dict[tuple[str, str], ShardInfo]:
         """Every model that is on offer, by name and hash, with one of its shards as an example."""
@@ -77,8 +96,10 @@ class ShardStore:
             if any(i.model == model and i.weights_sha256 == weights_sha256 for i in described.shards)
         ]
 
-    def candidates(self, model: str, weights_sha256: str, arithmetic: int, allows_own: bool) -> list[Candidate]:
-        """Shards of exactly this model, less those that are full. One's own come last and only where they are allowed."""
+    def candidates(
+        self, model: str, weights_sha256: str, arithmetic: int, allows_own: bool, now_s: float = float("inf")
+    ) -> list[Candidate]:
+        """Shards of exactly this model. One's own come last and only where they are allowed; without a time nobody is suspect."""
         found = []
         for node, (address, described) in self._offers.items():
             for info in described.shards:
@@ -86,6 +107,7 @@ class ShardStore:
                 is_own = node in self._own
                 if is_same and (allows_own or not is_own):
                     depth = info.queue_depth + (_OWN_LAST if is_own else 0) + (_SPARES_LATER if info.is_spare else 0)
+                    depth += _SUSPECTS_LATER if self.is_suspect(node, now_s) else 0
                     found.append(Candidate(node, address, info.stage, depth, info.step_us))
         return found
 

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import msgspec
-
 from potluck.shard.outbox import Outbox
 from potluck.shard.sessions import Phase, ShardSession, Waiting
+from potluck.shard.settings import ShardSettings, ShardState, objection
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
     MAX_STEP_TOKENS,
@@ -30,7 +29,7 @@ from potluck.wire.messages import (
     Result,
     Rewire,
     Rewired,
-    Stage,
+    ShardLost,
     Step,
     Truncate,
 )
@@ -63,34 +62,15 @@ class Work:
     body: bytes = b""
 
 
-Effect = SendTo | Work
+@dataclass(frozen=True)
+class Suspect:
+    """A head says that this node was lost from its pipeline: whoever routes should prefer others for a while."""
+
+    node: bytes
+    reason: str
 
 
-class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one served shard. `width_bytes` gives the size of a row of activations in a codec."""
-
-    model: str
-    weights_sha256: str
-    arithmetic: int
-    layer_count: int
-    hidden_size: int
-    stage: Stage
-    max_concurrent_streams: int = 16
-    outbox_budget_bytes: int = 256 << 20
-    max_waiting: int = 64  # steps of one session
-    batch_tokens: int = 256  # of prompts, in one batch
-    replay_rows: int = 128  # in one replayed step
-    eviction_idle_s: float = 600.0
-    is_spare: bool = False
-
-
-class ShardState(msgspec.Struct, frozen=True):
-    """What the outside may know."""
-
-    is_loaded: bool
-    streams: int
-    queue_depth: int
-    step_us: int
+Effect = SendTo | Work | Suspect
 
 
 @dataclass
@@ -114,6 +94,8 @@ class _Spent(NamedTuple):
     compute_us: int
     queue_us: int
 
+
+__all__ = ["Effect", "ShardCore", "ShardSettings", "ShardState", "Suspect", "Work"]
 
 RowBytes = Callable[[str, int, int], int]
 
@@ -197,6 +179,8 @@ class ShardCore:
         """What only the session's head may say."""
         if isinstance(message, Close):
             self._drop(session, now_s)
+        elif isinstance(message, ShardLost):
+            self._on_shard_lost(message)
         elif session.phase is not Phase.ACTIVE:
             self.counters["unexpected_message"] += 1  # until OPENED there is nothing to order
         elif isinstance(message, Rewire):
@@ -209,6 +193,10 @@ class ShardCore:
             self._on_credit(session, message, now_s)
         else:
             self.counters["unexpected_message"] += 1
+
+    def _on_shard_lost(self, message: ShardLost) -> None:
+        if message.node != self.node:
+            self._effects.append(Suspect(message.node, message.reason))
 
     def on_node_lost(self, node: bytes, now_s: float) -> None:
         """The link to a node broke, or it could not be reached: its own sessions end, others' heads learn about it."""
@@ -227,7 +215,7 @@ class ShardCore:
         if (known is not None and known.head == sender) or message.session in self._closed:
             self.counters["duplicate_open"] += 1
             return
-        problem = self._objection(message)
+        problem = objection(message, self.settings, len(self._sessions), is_known=known is not None)
         if problem is not None:
             self.counters[f"refused_{problem[0]}"] += 1
             if known is None:
@@ -242,27 +230,6 @@ class ShardCore:
             self._postponed.append(session)
             self.load()
 
-    def _objection(self, message: Open) -> tuple[str, str] | None:
-        mine, wanted = self.settings.stage, message.stage
-        if message.model != self.settings.model:
-            return "bad_request", f"this shard serves {self.settings.model}, not {message.model}"
-        if message.weights_sha256 != self.settings.weights_sha256:
-            return "weights_mismatch", "this shard holds other weights under that name"
-        if message.arithmetic != self.settings.arithmetic:
-            return (
-                "weights_mismatch",
-                f"this shard computes by arithmetic {self.settings.arithmetic}, not {message.arithmetic}",
-            )
-        if not _lies_within(wanted, mine):
-            return "shard_unavailable", f"layers {wanted.start}-{wanted.stop - 1} are not served here"
-        if (wanted.has_output and message.sampler is None) or message.positions < 1:
-            return "bad_request", "a stage with the output needs a sampler, and a session room for a position"
-        if message.session in self._sessions:
-            return "bad_request", "that session is open already"
-        if len(self._sessions) >= self.settings.max_concurrent_streams:
-            return "shard_unavailable", f"all {self.settings.max_concurrent_streams} streams are taken"
-        return None
-
     def _open_in_worker(self, session: ShardSession) -> None:
         self._work(OpenSession(session.id, session.stage, session.positions, session.boundaries, session.sampler))
 
@@ -275,7 +242,7 @@ class ShardCore:
     # ------------------------------------------------------------ steps
 
     def _on_step(self, sender: bytes, session: ShardSession, step: Step, body: bytes, now_s: float) -> None:
-        if not session.may_feed(sender):
+        if not session.may_feed(sender, step.source):
             self.counters["not_a_neighbour"] += 1
             return
         if step.epoch != session.epoch:
@@ -354,7 +321,7 @@ class ShardCore:
             items.append(
                 WorkItem(
                     session.id, step.position, step.count, step.codec, session.output_codec,
-                    step.chooses and session.stage.has_output, len(waiting.body),
+                    step.chooses and session.stage.has_output, len(waiting.body), session.scores_prompt(step),
                 )
             )  # fmt: skip
             bodies.append(waiting.body)
@@ -454,7 +421,8 @@ class ShardCore:
         if running.cuts != session.cuts:
             return  # a rewire or truncation came in between; the worker has cut off what this added
         if output.code:
-            culprit = session.wiring.previous or session.head
+            previous = session.wiring.previous
+            culprit = previous.node if previous is not None else session.head
             self.counters[output.code] += 1
             self._fault(
                 session, output.code, output.message, culprit if output.code == "shard_corruption" else self.node
@@ -476,7 +444,7 @@ class ShardCore:
                 self._feed_ring(session, stop, output.token, now_s)
                 self._send(
                     session.head, None,
-                    Result(session.id, session.epoch, stop, output.token, output.logprob, output.top, *spent),
+                    Result(session.id, session.epoch, stop, output.token, output.logprob, output.top, *spent), body,
                 )  # fmt: skip
             return
         if step.position >= session.wiring.forward_from:
@@ -489,8 +457,9 @@ class ShardCore:
         hop = session.next
         target = hop.session if hop is not None else session.id
         message = Step(
-            target, session.epoch, position, count, session.stage.stop, session.output_codec, chooses, *spent
-        )
+            target, session.epoch, position, count, session.stage.stop, session.output_codec, chooses, *spent,
+            session.id,
+        )  # fmt: skip
         if hop is None:
             self._send(session.head, None, message, body)  # a remote prefix returns hidden states, never logits
         else:
@@ -504,7 +473,7 @@ class ShardCore:
             return
         if token in sampler.eos or position + 1 >= sampler.limit:
             return
-        step = Step(ring.session, session.epoch, position, 1, 0, None, True)
+        step = Step(ring.session, session.epoch, position, 1, 0, None, True, source=session.id)
         session.held_token = Waiting(step, token.to_bytes(4, "little"), now_s)
         self._release_token(session, ring, now_s)
 
@@ -613,11 +582,3 @@ class ShardCore:
 
     def _work(self, message: ToWorker, body: bytes = b"") -> None:
         self._effects.append(Work(message, body))
-
-
-def _lies_within(wanted: Stage, mine: Stage) -> bool:
-    if wanted.has_embedding and not (mine.has_embedding and wanted.start == 0):
-        return False
-    if wanted.has_output and not (mine.has_output and wanted.stop == mine.stop):
-        return False
-    return mine.start <= wanted.start <= wanted.stop <= mine.stop

@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 import msgspec
 
 from potluck.core.errors import ShardUnavailable
-from potluck.shard.core import ShardCore, ShardSettings
+from potluck.shard.core import ShardCore, Suspect
+from potluck.shard.settings import ShardSettings
 from potluck.shard.worker_supervisor import WorkerSupervisor
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.codecs import encoded_bytes
@@ -48,6 +49,7 @@ class ShardServer:
         self._latencies_s: list[float] = []  # written down once the step is on its way
         self.core.observe = self._latencies_s.append
         self.supervisor = WorkerSupervisor(worker, self._on_worker_message, self._on_worker_lost)
+        self.on_suspect: Callable[[bytes], None] = lambda node: None  # told whom a head has found lost
         self._send = send
         self._loop = asyncio.get_running_loop()
         self._settled = asyncio.Event()  # loaded, or known not to be
@@ -106,6 +108,8 @@ class ShardServer:
         for effect in self.core.take_effects():
             if isinstance(effect, SendTo):
                 self._send(effect)
+            elif isinstance(effect, Suspect):
+                self.on_suspect(effect.node)
             else:
                 self.supervisor.send(effect.message, effect.body)
 

@@ -4,7 +4,7 @@ import enum
 from collections import deque
 from dataclasses import dataclass, field
 
-from potluck.wire.messages import Boundary, Codec, Hop, Open, Sampler, Stage, Step, Wiring
+from potluck.wire.messages import Boundary, Codec, Hop, Neighbour, Open, Sampler, Stage, Step, Wiring
 
 
 class Phase(enum.Enum):
@@ -67,11 +67,18 @@ class ShardSession:
         """How this stage's activations travel; None where it owns the output and only tokens leave it."""
         return None if self.stage.has_output else self.codec_at(self.stage.stop)
 
-    def may_feed(self, node: bytes) -> bool:
-        """Whether steps may come from `node`: the neighbour named by the head, or the head itself."""
-        if self.wiring.previous is not None:
-            return node == self.wiring.previous
-        return node == self.head or node == self.wiring.ring_from
+    def may_feed(self, node: bytes, source: bytes | None) -> bool:
+        """Whether steps may come from that session of `node`'s: the neighbour named by the head, or the head itself."""
+        if source is None:
+            return node == self.head and self.wiring.previous is None
+        return Neighbour(node, source) == (self.wiring.previous or self.wiring.ring_from)
+
+    def scores_prompt(self, step: Step) -> bool:
+        """Whether scores of the prompt are wanted from a step: not where it repeats what the head has had already."""
+        sampler = self.sampler
+        if sampler is None or sampler.prompt_logprobs is None or not self.stage.has_output:
+            return False
+        return step.position + 1 < sampler.prompt_length and step.position + step.count > self.wiring.forward_from
 
     @property
     def next(self) -> Hop | None:

@@ -15,13 +15,14 @@ from typing import Literal
 import msgspec
 
 from potluck.core.errors import BenchmarkFailed, PotluckError
+from potluck.core.grammar import Grammar
 from potluck.core.sampling_params import SamplingParams
 from potluck.identity.keys import NodeKey
 from potluck.net.link import admit_anyone
 from potluck.net.tls import TlsTransport
 from potluck.node.asking import RemoteModel
 from potluck.node.node import Node
-from potluck.orchestrator.frames import PipelineAborted, ShardFailover, ShardStatus, TokenDelta
+from potluck.orchestrator.frames import PipelineAborted, PromptLogprobs, ShardFailover, ShardStatus, TokenDelta
 from potluck.orchestrator.generation import GenerationRequest, GenerationSettings
 from potluck.orchestrator.orchestrator import DistributedChatParams
 from potluck.testing.local_swarm import LocalNode, LocalSwarm
@@ -40,10 +41,13 @@ class Configuration(msgspec.Struct, frozen=True):
     temperature: float
     uses_ring: bool
     codec: Codec
+    grammar: Grammar | None = None
+    logprobs: int | None = None  # of the prompt's tokens and of those that are chosen
 
     def __str__(self) -> str:
         how = "greedy" if self.temperature == 0 else "sampled"
-        return f"{how}, {'ring' if self.uses_ring else 'no ring'}, {self.codec}"
+        held = "" if self.grammar is None else f", {self.grammar.kind}"
+        return f"{how}, {'ring' if self.uses_ring else 'no ring'}, {self.codec}{held}"
 
 
 CONFIGURATIONS = tuple(
@@ -72,11 +76,15 @@ class Blow(msgspec.Struct, frozen=True):
 class RunOutcome:
     """What came of one answer. `struck`: blows that found somebody; one meant for a recovery may not."""
 
-    tokens: list[int] = field(default_factory=list)
+    said: list[TokenDelta | PromptLogprobs] = field(default_factory=list)  # what must be the same every time
     pauses_ms: list[float] = field(default_factory=list)
     struck: list[Blow] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     aborted: str = ""
+
+    @property
+    def tokens(self) -> list[int]:
+        return [frame.token for frame in self.said if isinstance(frame, TokenDelta)]
 
 
 def draw_blows(draw: random.Random, stages: int) -> list[Blow]:
@@ -108,7 +116,7 @@ class ChaosHead:
     ) -> None:
         self.swarm, self.node, self.model = swarm, node, model
         self._prompt, self._max_tokens = tuple(prompt), max_tokens
-        self._references: dict[Configuration, list[int]] = {}
+        self._references: dict[Configuration, RunOutcome] = {}
         self._prefill_s = 0.05
         self._worker_pids: dict[bytes, int] = {}
         self._stopped: set[int] = set()
@@ -137,26 +145,29 @@ class ChaosHead:
 
     def request(self, configuration: Configuration) -> GenerationRequest:
         """The same for every run: an answer does not end before its last token, and boundaries are those of the whole pipeline."""
-        sampling = SamplingParams(temperature=configuration.temperature, seed=20261115)
+        sampling = SamplingParams(temperature=configuration.temperature, seed=20261115, logprobs=configuration.logprobs)
         plain = self.model.request(self._prompt, sampling, self._max_tokens)
         stages = self.node.orchestrator.pipeline_for(plain, self.params(configuration))
         edges = [placed.stage.start for placed in stages[1:]]
-        request = self.model.request(self._prompt, sampling, self._max_tokens, configuration.codec, edges)
+        request = self.model.request(
+            self._prompt, sampling, self._max_tokens, configuration.codec, edges, grammar=configuration.grammar,
+            prompt_logprobs=configuration.logprobs,
+        )  # fmt: skip
         return msgspec.structs.replace(request, eos=())
 
-    async def reference(self, configuration: Configuration) -> list[int]:
+    async def reference(self, configuration: Configuration) -> RunOutcome:
         """The undisturbed answer; asked for once."""
         if configuration not in self._references:
             loop = asyncio.get_running_loop()
             began, outcome = loop.time(), RunOutcome()
             async for frame in self.node.orchestrator.chat(self.request(configuration), self.params(configuration)):
-                if isinstance(frame, TokenDelta):
-                    if not outcome.tokens:
+                if isinstance(frame, TokenDelta | PromptLogprobs):
+                    if not outcome.said:
                         self._prefill_s = loop.time() - began
-                    outcome.tokens.append(frame.token)
+                    outcome.said.append(frame)
                 elif isinstance(frame, ShardStatus | PipelineAborted):
                     raise BenchmarkFailed(f"the undisturbed run was disturbed: {frame}")
-            self._references[configuration] = outcome.tokens
+            self._references[configuration] = outcome
         return self._references[configuration]
 
     async def disturbed(self, configuration: Configuration, blows: Sequence[Blow]) -> RunOutcome:
@@ -171,8 +182,8 @@ class ChaosHead:
         ]
         try:
             async for frame in self.node.orchestrator.chat(self.request(configuration), self.params(configuration)):
-                if isinstance(frame, TokenDelta):
-                    outcome.tokens.append(frame.token)
+                if isinstance(frame, TokenDelta | PromptLogprobs):
+                    outcome.said.append(frame)
                 elif isinstance(frame, ShardStatus):
                     outcome.lost.append(frame.shard_id)
                 elif isinstance(frame, ShardFailover):

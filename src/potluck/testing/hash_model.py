@@ -4,12 +4,17 @@ Each layer hashes its input with a chain over all inputs it has seen; a row of a
 off the row, so that a boundary that is rounded twice, or not at all, shows as well.
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from potluck.wire.messages import Boundary, Sampler, Stage
+from potluck.wire.prompt_scores import TokenScore, encode_scores
 from potluck.wire.work import WorkItem, WorkOutput
 
 ROW_BYTES = 8
 VOCABULARY = 5000
 _MASK = (1 << 64) - 1
+_CLASSES = 4
 _CUT = {"fp32": 0, "fp16": 8, "int8": 24}
 
 
@@ -64,9 +69,29 @@ class HashSession:
         assert self.sampler is not None
         seen = mix(*self.history[-3:], len(self.history))
         token = mix(value, position, seen, self.sampler.params.seed) % VOCABULARY
+        if self.sampler.grammar is not None:
+            token -= token % _CLASSES - self._allowed(position)
         del self.history[position:]
         self.history.append(token)
         return token
+
+    def _allowed(self, position: int) -> int:
+        """A grammar allows one class of tokens at each place, which depends on all that was generated before."""
+        assert self.sampler is not None
+        return mix(*self.history[self.sampler.prompt_length : position]) % _CLASSES
+
+    def score(self, position: int, rows: Sequence[int]) -> bytes:
+        """Of the prompt's tokens after `position`, each by the row before it."""
+        assert self.sampler is not None
+        assert self.sampler.prompt_logprobs is not None
+        top = self.sampler.prompt_logprobs
+        following = self.history[position + 1 : self.sampler.prompt_length]
+        return encode_scores([score_of(row, token, top) for row, token in zip(rows, following, strict=False)], top)
+
+
+def score_of(row: int, token: int, top: int) -> TokenScore:
+    alternatives = tuple((mix(row, place) % VOCABULARY, -float(mix(row, place) >> 40)) for place in range(top))
+    return TokenScore(-float(mix(row, token) >> 40), mix(row, token) % 2 == 0, alternatives)
 
 
 def run_item(session: HashSession, item: WorkItem, body: bytes) -> tuple[WorkOutput, bytes]:
@@ -79,29 +104,31 @@ def run_item(session: HashSession, item: WorkItem, body: bytes) -> tuple[WorkOut
         value = int.from_bytes(body[start : start + size], "little")
         rows.append(session.forward(mix(value) if item.codec is None else value))
     token = session.choose(rows[-1], session.length) if item.chooses else None
-    output = b""
+    output = session.score(item.position, rows) if item.scores_prompt else b""
     if item.output_codec is not None:
         output = b"".join(rounded(item.output_codec, row).to_bytes(ROW_BYTES, "little") for row in rows)
     return WorkOutput(item.session, len(output), token, None, (), "", ""), output
 
 
+class Undisturbed(NamedTuple):
+    """What one shard that holds everything gives when nothing goes wrong; `scores` None where nobody asked for them."""
+
+    tokens: list[int]
+    scores: list[TokenScore] | None
+
+
 def undisturbed(
-    prompt: tuple[int, ...],
-    layers: int,
-    count: int,
-    seed_params: Sampler,
-    boundaries: tuple[Boundary, ...],
+    prompt: tuple[int, ...], layers: int, count: int, sampler: Sampler, boundaries: tuple[Boundary, ...],
     eos: tuple[int, ...],
-) -> list[int]:
-    """What one shard that holds everything generates when nothing goes wrong."""
-    session = HashSession(Stage(0, layers, True, True), boundaries, seed_params)
-    value = 0
-    for token in prompt:
-        value = session.forward(mix(token))
-    tokens: list[int] = []
-    while True:
-        token = session.choose(value, session.length)
-        tokens.append(token)
-        if token in eos or len(tokens) == count:
-            return tokens
-        value = session.forward(mix(token))
+) -> Undisturbed:  # fmt: skip
+    session = HashSession(Stage(0, layers, True, True), boundaries, sampler)
+    rows = [session.forward(mix(token)) for token in prompt]
+    top = sampler.prompt_logprobs
+    scores = None if top is None else [score_of(row, token, top) for row, token in zip(rows, prompt[1:], strict=False)]
+    value, tokens = rows[-1], list[int]()
+    while len(tokens) < count:
+        tokens.append(session.choose(value, session.length))
+        if tokens[-1] in eos:
+            break
+        value = session.forward(mix(tokens[-1]))
+    return Undisturbed(tokens, scores)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from potluck.orchestrator.frames import StreamFrame, TokenDelta
 from potluck.orchestrator.generation import Generation
-from potluck.shard.core import ShardCore, ShardSettings
-from potluck.testing.hash_model import HashSession, row_bytes, run_item
+from potluck.shard.core import ShardCore, Suspect
+from potluck.shard.settings import ShardSettings
+from potluck.testing.hash_model import HashSession, Undisturbed, row_bytes, run_item
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import Message, Stage
 from potluck.wire.work import (
@@ -159,6 +160,7 @@ class SimShard:
         )  # fmt: skip
         self.core = plan.core(plan.node, settings, row_bytes)
         self.worker: SimWorker | None = None
+        self.suspects: list[bytes] = []  # whom heads have called lost
         self.is_alive = True
         self.sleeper = Sleeper(world.clock)
         if plan.is_loaded:
@@ -223,6 +225,8 @@ class SimShard:
         for effect in self.core.take_effects():
             if isinstance(effect, SendTo):
                 self.world.send(self.node, effect)
+            elif isinstance(effect, Suspect):
+                self.suspects.append(effect.node)
             elif isinstance(effect.message, Load):
                 self._start_worker()
             elif isinstance(effect.message, Unload):
@@ -273,7 +277,7 @@ class SimHead:
     world: "World"
     node: bytes
     generation: Generation
-    expected: list[int]
+    expected: Undisturbed
     reads_after_s: float = 0.0
     pauses_at_s: float = float("inf")
     pause_s: float = 0.0
@@ -286,7 +290,7 @@ class SimHead:
         self.carry_out()
 
     def receive(self, sender: bytes, message: Message, body: bytes) -> None:
-        self.generation.on_message(sender, message, self.world.clock.now_s)
+        self.generation.on_message(sender, message, self.world.clock.now_s, body)
         self.carry_out()
 
     def lost(self, node: bytes) -> None:

@@ -11,8 +11,16 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from potluck.core.grammar import Grammar
 from potluck.core.sampling_params import SamplingParams
-from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover, ShardStatus
+from potluck.orchestrator.frames import (
+    Finished,
+    PipelineAborted,
+    PromptLogprobs,
+    ShardFailover,
+    ShardStatus,
+    TokenDelta,
+)
 from potluck.orchestrator.generation import Generation, GenerationRequest, GenerationSettings, Repick
 from potluck.orchestrator.routing import replace_gaps
 from potluck.planner.cover import Candidate, Placed, greedy_cover
@@ -106,7 +114,9 @@ def _spares(stages: Sequence[tuple[int, int]], layers: int, draw: random.Random)
 def _add_head(scenario: Scenario, node: bytes, parts: Parts) -> None:
     world, draw, layers = scenario.world, scenario.world.random, scenario.layers
     prompt = tuple(draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 30)))
-    count = draw.randint(4, 24)
+    count = draw.randint(4, 24) if draw.random() < 0.95 else 0
+    grammar = Grammar("regex", "classes") if draw.random() < 0.3 else None
+    prompt_logprobs = draw.choice([0, 1, 3]) if count == 0 or draw.random() < 0.3 else None
     boundaries = tuple(
         Boundary(layer, draw.choice(["fp16", "int8"])) for layer in range(1, layers) if draw.random() < 0.2
     )
@@ -114,7 +124,8 @@ def _add_head(scenario: Scenario, node: bytes, parts: Parts) -> None:
     eos = (draw.randrange(VOCABULARY),)
     request = GenerationRequest(
         model=MODEL, weights_sha256=WEIGHTS, arithmetic=ARITHMETIC, layer_count=layers, prompt=prompt, max_tokens=count,
-        params=params, eos=eos, boundaries=boundaries, vocabulary_size=VOCABULARY,
+        params=params, eos=eos, boundaries=boundaries, vocabulary_size=VOCABULARY, grammar=grammar,
+        prompt_logprobs=prompt_logprobs,
     )  # fmt: skip
     settings = GenerationSettings(
         prefill_chunk=draw.choice([1, 4, 16]), prefill_window=draw.choice([1, 2, 4]), uses_ring=draw.random() < 0.5,
@@ -124,7 +135,7 @@ def _add_head(scenario: Scenario, node: bytes, parts: Parts) -> None:
     assert pipeline is not None
     ids = (draw.randbytes(16) for _ in itertools.count())
     generation = parts.generation(request, pipeline, _repick(scenario), settings, lambda: next(ids), node)
-    sampler = Sampler(params, 0, len(prompt), prompt, eos, len(prompt) + count)
+    sampler = Sampler(params, 0, len(prompt), prompt, eos, len(prompt) + count, grammar, prompt_logprobs)
     head = SimHead(
         world, node, generation, undisturbed(prompt, layers, count, sampler, boundaries, eos),
         draw.choice([0.0, 0.0, 0.002]), draw.choice([float("inf"), float("inf"), draw.uniform(0.1, 0.3)]), 12.0,
@@ -227,7 +238,9 @@ def run_seed(
     if not is_done:
         scenario.problems.append(f"no end after 300 s: {[head.generation for head in heads]}")
     scenario.problems += [problem for head in heads if (problem := _text_problem(head))]
+    scenario.problems += [problem for head in heads if (problem := _scores_problem(head))]
     scenario.problems += [problem for head in heads if (problem := _blame_problem(scenario, head))]
+    scenario.problems += [problem for s in world.shards.values() if (problem := _suspicion_problem(scenario, s))]
     scenario.problems += [f"left behind: {s!r} {s.leftovers}" for s in world.shards.values() if s.leftovers]
     pauses = [f.pause_ms / 1000 for head in heads for f in head.frames if isinstance(f, ShardFailover)]
     failovers = sum(head.generation.failovers for head in heads)
@@ -258,7 +271,7 @@ def _check_freed(scenario: Scenario, head: SimHead) -> None:
 
 
 def _text_problem(head: SimHead) -> str:
-    generated, expected, last = head.generation.generated, head.expected, head.frames[-1:]
+    generated, expected, last = head.generation.generated, head.expected.tokens, head.frames[-1:]
     if last and isinstance(last[0], Finished) and last[0].reason == "cancelled":
         expected = expected[: len(generated)]
     if generated != expected:
@@ -268,11 +281,33 @@ def _text_problem(head: SimHead) -> str:
     return ""
 
 
+def _scores_problem(head: SimHead) -> str:
+    """The prompt's scores come once, before the first token, and are the undisturbed ones; or never, where nobody asked."""
+    told = [frame for frame in head.frames if isinstance(frame, PromptLogprobs | TokenDelta)]
+    scores = [frame for frame in told if isinstance(frame, PromptLogprobs)]
+    expected = head.expected.scores
+    if expected is None or not told:
+        is_cancelled = isinstance(head.frames[-1], Finished) and head.frames[-1].reason == "cancelled"
+        return (
+            "" if not scores and (expected is None or is_cancelled) else "scores are missing, or nobody asked for them"
+        )
+    if told[0] is not scores[0] or len(scores) != 1:
+        return "the scores of the prompt do not come once and first"
+    found = [(each.logprob, each.is_greedy, each.top) for each in scores[0].positions]
+    return "" if found == [(e.logprob, e.is_greedy, e.top) for e in expected] else "the scores of the prompt differ"
+
+
 def _blame_problem(scenario: Scenario, head: SimHead) -> str:
     """Nobody is called lost who was not hit by anything; a shard that is full may say so."""
     blamed = [f for f in head.frames if isinstance(f, ShardStatus) and not f.reason.startswith("refused")]
     innocent = [frame for frame in blamed if bytes.fromhex(frame.node) not in scenario.hit]
     return f"an innocent was blamed: {innocent[0]}" if innocent else ""
+
+
+def _suspicion_problem(scenario: Scenario, shard: SimShard) -> str:
+    """Members hear of losses, and of nobody who was not hit by anything."""
+    innocent = [node for node in shard.suspects if node not in scenario.hit]
+    return f"an innocent is suspect: {int.from_bytes(innocent[0], 'big')}" if innocent else ""
 
 
 def run_seeds(seeds: Sequence[int], most_faults: int = 3, parts: Parts | None = None) -> list[Outcome]:

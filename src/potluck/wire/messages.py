@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from potluck.core.sampling_params import SamplingParams
+from potluck.core.grammar import Grammar
+from potluck.core.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from potluck.identity.signed import Signed
 
 PROTOCOL_VERSION = 2
@@ -44,6 +45,13 @@ class Hop(msgspec.Struct, frozen=True, array_like=True):
     session: SessionId
 
 
+class Neighbour(msgspec.Struct, frozen=True, array_like=True):
+    """Whoever may send steps: a node, and its own session there. The node alone would let its other heads speak through it."""
+
+    node: NodeId
+    session: SessionId
+
+
 class Stage(msgspec.Struct, frozen=True, array_like=True):
     """What one shard does in a pipeline: layers start ≤ layer < stop (perhaps none), the embedding before, the output after."""
 
@@ -69,6 +77,9 @@ class Sampler(msgspec.Struct, frozen=True, array_like=True):
     history: Annotated[tuple[Token, ...], Meta(max_length=MAX_HISTORY)]
     eos: Annotated[tuple[Token, ...], Meta(max_length=64)]
     limit: Position  # no token is chosen for this position or a later one
+    grammar: Grammar | None = None  # what the tokens after the prompt must spell
+    # How many alternatives to give with the log probability of every token of the prompt; None: nothing of that is wanted.
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
 
 class Wiring(msgspec.Struct, frozen=True, array_like=True):
@@ -79,10 +90,10 @@ class Wiring(msgspec.Struct, frozen=True, array_like=True):
     `forward_from` are kept, not sent on: whoever follows has them already.
     """
 
-    previous: NodeId | None
+    previous: Neighbour | None
     next: Hop | None
     ring: Hop | None
-    ring_from: NodeId | None
+    ring_from: Neighbour | None
     forward_from: Position
     stages: Annotated[int, Meta(ge=1, le=64)]  # shards in the pipeline, for the size of batches
 
@@ -116,7 +127,8 @@ class Refused(_Message, frozen=True, tag="refused"):
 class Step(_Message, frozen=True, tag="step"):
     """Tokens position … position + count - 1. The body holds token ids (codec None) or activations that enter `layer`.
 
-    `chooses`: after the last of them a token is to be chosen.
+    `chooses`: after the last of them a token is to be chosen. `source`: the sender's own session, None from the head; a shard always
+    tells it, so that nobody can have a shard feed a session that is not its own.
     """
 
     session: SessionId
@@ -128,10 +140,14 @@ class Step(_Message, frozen=True, tag="step"):
     chooses: bool
     compute_us: Microseconds = 0  # summed over the shards so far, for the head's breakdown
     queue_us: Microseconds = 0  # likewise: from a step's arrival to its output, less computing
+    source: SessionId | None = None
 
 
 class Result(_Message, frozen=True, tag="result"):
-    """The token chosen for `position` (None: a chunk of the prompt went through), with the time that shards computed."""
+    """The token chosen for `position` (None: a chunk of the prompt went through), with the time that shards computed.
+
+    The body holds the scores of the prompt's tokens that the chunk predicts, where the sampler was asked for them.
+    """
 
     session: SessionId
     epoch: Epoch
@@ -189,6 +205,16 @@ class Close(_Message, frozen=True, tag="close"):
     """Frees the session; also how a generation is cancelled. Not answered: it cannot fail."""
 
     session: SessionId
+
+
+class ShardLost(_Message, frozen=True, tag="shard_lost"):
+    """From a session's head to those who stay in its pipeline: that node's shard was lost. Believed for routing, for a while."""
+
+    session: SessionId
+    node: NodeId
+    model: Name
+    stage: Stage
+    reason: Text
 
 
 class Probe(_Message, frozen=True, tag="probe"):
@@ -379,6 +405,7 @@ Message = (
     | Truncate
     | Credit
     | Close
+    | ShardLost
     | Probe
     | Probed
     | Fault

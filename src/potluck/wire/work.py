@@ -54,6 +54,7 @@ class WorkItem(msgspec.Struct, frozen=True, array_like=True):
     output_codec: Codec | None
     chooses: bool
     size_bytes: int
+    scores_prompt: bool = False  # the output's bytes are the scores of the prompt's tokens that these positions predict
 
 
 class RunBatch(_Work, frozen=True, tag="run_batch"):
@@ -107,7 +108,7 @@ class SessionRefused(_Work, frozen=True, tag="session_refused"):
 
 
 class WorkOutput(msgspec.Struct, frozen=True, array_like=True):
-    """What became of one item: activations (in the batch's body), a chosen token, or an error; `code` "" means it went well."""
+    """What became of one item: activations or scores (in the batch's body), a chosen token, or an error; `code` "" means it went well."""
 
     session: SessionId
     size_bytes: int

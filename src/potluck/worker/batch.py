@@ -5,7 +5,7 @@ An item that fails says so in its own output, leaves its session as it was, and 
 
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,9 @@ from potluck.core.errors import BadRequest, PotluckError, ShardCorruption
 from potluck.engine.cpu_engine import Step, StepResult
 from potluck.engine.sampling import Chosen
 from potluck.wire.codecs import check_rows, decode, encode
+from potluck.wire.prompt_scores import TokenScore
 from potluck.wire.work import BatchDone, RunBatch, WorkItem, WorkOutput
+from potluck.worker.prompt_scoring import score_rows
 from potluck.worker.session import WorkerSession, rounded, roundings
 
 _MESSAGE_CHARACTERS = 1024  # what the protocol takes
@@ -31,7 +33,7 @@ class _Job:
     turn: int  # which of its session's steps in this batch it is
     result: StepResult | None = None
     chosen: Chosen | None = None
-    data: bytes = b""
+    data: bytes = b""  # scores of the prompt, where those are wanted
     error: PotluckError | None = None
 
     @property
@@ -137,11 +139,24 @@ def _finish(job: _Job, result: StepResult) -> None:
             assert chooser is not None
             assert result.logits is not None
             job.chosen = chooser.choose(result.logits[0], step.position + step.count)
+        if job.item.scores_prompt:
+            job.data = _scores(job, result)
     except PotluckError as error:
         job.session.engine.truncate(job.session.number, step.position)
         job.error = error
         return
     job.result = result
+
+
+def _scores(job: _Job, result: StepResult) -> bytes:
+    session, step = job.session, job.step
+    if session.chooser is None:
+        raise BadRequest("this session scores no prompt here")
+
+    def scored(following: Sequence[int], top: int) -> list[TokenScore]:
+        return score_rows(session.engine, session.number, result.hidden, following, top, roundings(session.boundaries))
+
+    return session.chooser.score(step.position, step.count, scored)
 
 
 def _answer(batch: RunBatch, jobs: list[_Job | PotluckError], compute_us: int) -> tuple[BatchDone, list[bytes]]:
@@ -152,9 +167,10 @@ def _answer(batch: RunBatch, jobs: list[_Job | PotluckError], compute_us: int) -
             outputs.append(WorkOutput(item.session, 0, None, None, (), error.code, str(error)[:_MESSAGE_CHARACTERS]))
             continue
         assert isinstance(job, _Job)
-        data = b""
+        data = job.data
         if item.output_codec is not None and job.result is not None:
             data = encode(item.output_codec, job.result.hidden)
+        if data:
             parts.append(data)
         token, logprob, top = job.chosen or (None, None, ())
         outputs.append(WorkOutput(item.session, len(data), token, logprob, top, "", ""))

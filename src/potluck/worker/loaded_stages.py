@@ -16,6 +16,7 @@ from potluck.core.sampling_params import SamplingParams
 from potluck.engine.cpu_engine import CpuEngine, EngineSettings, Step
 from potluck.engine.kernels.library import Notice
 from potluck.engine.sampling import choose
+from potluck.text.grammar import GrammarCompiler
 from potluck.weights.checkpoint import Checkpoint
 from potluck.weights.open_model import open_checkpoint
 from potluck.wire.messages import Stage
@@ -63,6 +64,9 @@ class LoadedStages:
     def __init__(self, settings: WorkerSettings, notice: Notice | None = None) -> None:
         self._settings = settings
         self._notice = notice
+        self.grammars: GrammarCompiler | None = (
+            None  # once a stage with the output is loaded, where the model has a tokenizer
+        )
         self._checkpoint: Checkpoint | None = None
         self._loaded: list[LoadedStage] = []
 
@@ -137,8 +141,16 @@ class LoadedStages:
         except BaseException:
             engine.close()
             raise
+        if stage.has_output:
+            self._prepare_grammars(self._checkpoint)
         self._loaded.append(loaded)
         return loaded
+
+    def _prepare_grammars(self, checkpoint: Checkpoint) -> None:
+        """With the weights and not at the first request: a large vocabulary takes most of a second, in which nobody gets a token."""
+        spec = checkpoint.tokenizer
+        if self.grammars is None and spec is not None and spec.eos_ids:
+            self.grammars = GrammarCompiler(spec, checkpoint.facts.vocabulary_size)
 
     def _weight_bytes(self, stage: Stage) -> int:
         assert self._checkpoint is not None

@@ -4,28 +4,40 @@ The token of position p is history[p]. Keys and values of a session of length L 
 tokens, or L + 1 where the next one has been chosen already; the prompt is known from the start.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from potluck.core.errors import BadRequest
+from potluck.core.errors import BadGrammar, BadRequest
 from potluck.engine.sampling import Chosen, choose
+from potluck.text.grammar import GrammarCompiler, GrammarMatcher
 from potluck.wire.messages import Sampler
+from potluck.wire.prompt_scores import TokenScore, encode_scores
 
 
 class TokenChooser:
     """Remembers what was chosen; raises BadRequest rather than choose without knowing all tokens before."""
 
-    def __init__(self, sampler: Sampler, vocabulary_size: int) -> None:
+    def __init__(self, sampler: Sampler, vocabulary_size: int, grammars: GrammarCompiler | None = None) -> None:
         self._params = sampler.params.check()
         self._choice, self._limit = sampler.choice, sampler.limit
         self._prompt_length = sampler.prompt_length
+        self._prompt_logprobs = sampler.prompt_logprobs
+        self._vocabulary_size = vocabulary_size
         self.history = list(sampler.history)
         if len(self.history) < self._prompt_length:
             raise BadRequest(f"a prompt of {self._prompt_length} tokens, but only {len(self.history)} were sent")
         if self.history and max(self.history) >= vocabulary_size:
             raise BadRequest(f"the history holds token ids past this model's last, {vocabulary_size - 1}")
+        self._matcher = self._new_matcher(sampler, grammars)
+
+    def _new_matcher(self, sampler: Sampler, grammars: GrammarCompiler | None) -> GrammarMatcher | None:
+        if sampler.grammar is None:
+            return None
+        if grammars is None:
+            raise BadGrammar("this model has no tokenizer, so no answer can be held to a grammar")
+        return grammars.matcher(sampler.grammar, self.history[self._prompt_length :])
 
     def __repr__(self) -> str:
         return f"<TokenChooser {len(self.history)} tokens known, {self._prompt_length} of them the prompt>"
@@ -45,11 +57,23 @@ class TokenChooser:
                 f"and {len(self.history)} are known"
             )
         prompt, generated = self.history[: self._prompt_length], self.history[self._prompt_length : position]
+        mask = None
+        if self._matcher is not None:
+            self._matcher.advance_to(generated)  # which may be back: after a cut the history is shorter, or another one
+            mask = self._matcher.allowed()
         chosen = choose(
-            logits, self._params, choice=self._choice, position=position, prompt=prompt, generated=generated
+            logits, self._params, choice=self._choice, position=position, prompt=prompt, generated=generated, mask=mask
         )
         self.history[position:] = [chosen.token]
         return chosen
+
+    def score(self, position: int, count: int, scored: Callable[[Sequence[int], int], list[TokenScore]]) -> bytes:
+        """Scores, by `scored(tokens, top)`, of the prompt's tokens that positions from `position` on predict, for the wire."""
+        if self._prompt_logprobs is None:
+            raise BadRequest("this session wants no scores of its prompt")
+        following = self.history[position + 1 : min(position + 1 + count, self._prompt_length)]
+        top = min(self._prompt_logprobs, self._vocabulary_size)
+        return encode_scores(scored(following, top), top)
 
     def truncate(self, length: int) -> None:
         """Back to `length` positions: what followed the next token is forgotten, the prompt never is."""

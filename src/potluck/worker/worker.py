@@ -95,7 +95,7 @@ class Worker:
         try:
             chooser = None
             if message.sampler is not None and message.stage.has_output:
-                chooser = TokenChooser(message.sampler, engine.facts.vocabulary_size)
+                chooser = self._chooser(message.sampler, engine)
         except PotluckError:
             engine.close_session(number)
             raise
@@ -108,17 +108,19 @@ class Worker:
             return  # refused or closed meanwhile; whoever asks for more of it is told
         session.truncate(message.length)
         if message.sampler is not None and session.stage.has_output:
-            session.chooser = _chooser_or_none(message.sampler, session.engine.facts.vocabulary_size)
+            session.chooser = self._chooser_or_none(message.sampler, session.engine)
 
     def _close(self, session_id: bytes) -> None:
         session = self._sessions.pop(session_id, None)
         if session is not None:
             session.close()
 
+    def _chooser(self, sampler: Sampler, engine: CpuEngine) -> TokenChooser:
+        return TokenChooser(sampler, engine.facts.vocabulary_size, self._stages.grammars)
 
-def _chooser_or_none(sampler: Sampler, vocabulary_size: int) -> TokenChooser | None:
-    """A truncation has no answer: with a sampler that cannot be used, the next step that chooses is refused."""
-    try:
-        return TokenChooser(sampler, vocabulary_size)
-    except PotluckError:
-        return None
+    def _chooser_or_none(self, sampler: Sampler, engine: CpuEngine) -> TokenChooser | None:
+        """A truncation has no answer: with a sampler that cannot be used, the next step that chooses is refused."""
+        try:
+            return self._chooser(sampler, engine)
+        except PotluckError:
+            return None

@@ -11,6 +11,7 @@ from potluck.wire.messages import (
     Close,
     Credit,
     Fault,
+    Neighbour,
     Open,
     Opened,
     Probe,
@@ -20,6 +21,8 @@ from potluck.wire.messages import (
     Result,
     Rewire,
     Rewired,
+    ShardLost,
+    Stage,
     Step,
 )
 from tests.support.generations import HEAD, SPARES, THREE, HeadBench, candidate, node
@@ -38,7 +41,7 @@ def test_start_opens_every_stage_with_its_neighbours() -> None:
     opens = [m for _, m in bench.of(Open)]
     assert bench.to(Open) == [1, 2, 3]
     sessions = bench.generation.sessions
-    assert [o.wiring.previous for o in opens] == [None, node(1), node(2)]  # type: ignore[attr-defined]
+    assert [o.wiring.previous and o.wiring.previous.node for o in opens] == [None, node(1), node(2)]  # type: ignore[attr-defined]
     hops = [o.wiring.next for o in opens]  # type: ignore[attr-defined]
     assert [(h.node, h.address, h.session) if h else None for h in hops] == [
         (node(2), "node:2", sessions[1]), (node(3), "node:3", sessions[2]), None,
@@ -102,7 +105,11 @@ def test_the_ring_is_wired_from_the_last_to_the_first() -> None:
     bench = HeadBench(uses_ring=True)
     bench.start()
     first, middle, last = [m.wiring for _, m in bench.of(Open)]  # type: ignore[attr-defined]
-    assert (first.ring_from, middle.ring_from, last.ring_from) == (node(3), None, None)
+    assert (first.ring_from, middle.ring_from, last.ring_from) == (
+        Neighbour(node(3), bench.generation.sessions[-1]),
+        None,
+        None,
+    )
     assert (first.ring, middle.ring) == (None, None)
     assert (last.ring.node, last.ring.session) == (node(1), bench.generation.sessions[0])
 
@@ -287,7 +294,7 @@ def test_a_lost_middle_is_fed_by_replay_and_goes_on_with_the_same_token() -> Non
     rewires = dict(bench.of(Rewire))
     assert {number: m.length for number, m in rewires.items()} == {1: 7, 3: 7}  # type: ignore[attr-defined]
     assert rewires[1].wiring.next.node == node(12)  # type: ignore[attr-defined]
-    assert rewires[3].wiring.previous == node(12)  # type: ignore[attr-defined]
+    assert rewires[3].wiring.previous.node == node(12)  # type: ignore[attr-defined]
     assert bench.of(Open)[0][1].wiring.forward_from == 7  # type: ignore[attr-defined]
     assert rewires[3].sampler.history == tuple(bench.generation.tokens)  # type: ignore[attr-defined]
     bench.answer_all()
@@ -847,3 +854,34 @@ def test_refused_messages_of_a_renamed_session_are_not_heard() -> None:
     assert bench.places == before
     assert SPARES[0] in bench.places
     assert THREE[0] not in bench.places
+
+
+# ---------------------------------------------------------------- news for those who stay
+
+
+def test_a_loss_is_told_to_those_who_stay_and_to_nobody_else() -> None:
+    bench = HeadBench()
+    bench.run()
+    bench.prefill()
+    bench.lose(2)
+    told = bench.of(ShardLost)
+    assert [number for number, _ in told] == [1, 3]
+    sessions = [bench.generation.sessions[0], bench.generation.sessions[-1]]
+    assert [news for _, news in told] == [
+        ShardLost(session, node(2), "m", Stage(3, 6), "connection lost: reset") for session in sessions
+    ]
+
+
+def test_a_node_with_two_stages_is_told_once() -> None:
+    bench = HeadBench(((1, 0, 2), (2, 3, 5), (1, 6, 7)))
+    bench.run()
+    bench.lose(2)
+    assert bench.to(ShardLost) == [1]
+
+
+def test_a_shard_that_refuses_is_not_called_lost() -> None:
+    bench = HeadBench()
+    bench.start()
+    bench.refuse(1)
+    assert bench.to(ShardLost) == []
+    assert len(bench.kinds(ShardStatus)) == 1

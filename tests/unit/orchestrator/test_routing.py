@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from potluck.orchestrator.routing import ShardStore, replace_gaps
+from potluck.orchestrator.routing import SUSPICION_S, ShardStore, replace_gaps
 from potluck.planner.cover import Candidate, Placed, check_tiling, cover_around
 from potluck.wire.messages import Described, ShardInfo, Stage
 
@@ -120,6 +120,37 @@ def test_spares_come_after_everybody_else_and_ones_own_last() -> None:
     by_queue = sorted(store.candidates("m", "a" * 64, 1, True), key=lambda c: c.queue_depth)
     assert [c.node for c in by_queue] == [node(1), node(2), node(3)]
     assert [c.node for c in store.candidates("m", "a" * 64, 1, False)] == [node(1), node(2)]
+
+
+def order(store: ShardStore, now_s: float) -> list[bytes]:
+    found = store.candidates("m", "a" * 64, 1, True, now_s)
+    return [c.node for c in sorted(found, key=lambda c: c.queue_depth)]
+
+
+def test_a_suspect_comes_after_spares_for_a_while_and_is_not_expelled() -> None:
+    store = store_of((1, info(0, 15)), (2, info(0, 15, spare=True)), (3, info(0, 15)), own=3)
+    store.suspect(node(1), 100.0)
+    assert order(store, 100.0) == [node(2), node(1), node(3)]
+    assert order(store, 100.0 + SUSPICION_S) == [node(1), node(2), node(3)]
+
+
+@pytest.mark.parametrize("how", ["described", "worked"])
+def test_a_suspect_that_shows_itself_is_cleared(how: str) -> None:
+    store = store_of((1, info(0, 15)), (2, info(0, 15, spare=True)))
+    store.suspect(node(1), 100.0)
+    if how == "described":
+        store.put(node(1), "node:1", Described(0, node(1), "1", (info(0, 15),), 1, (2,)))
+    else:
+        store.clear_suspicion(node(1))
+    assert order(store, 100.0) == [node(1), node(2)]
+
+
+def test_nobody_can_make_a_node_suspect_itself_or_remember_strangers() -> None:
+    store = store_of((1, info(0, 15)), own=1)
+    store.suspect(node(1), 100.0)
+    store.suspect(node(9), 100.0)
+    assert not store.is_suspect(node(1), 100.0)
+    assert not store.is_suspect(node(9), 100.0)
 
 
 def test_a_removed_node_offers_nothing() -> None:

@@ -9,6 +9,7 @@ from potluck.wire.messages import (
     Fault,
     Hop,
     Message,
+    Neighbour,
     Opened,
     Probe,
     Probed,
@@ -39,6 +40,7 @@ from potluck.wire.work import (
 from tests.support.shard_cores import (
     AFTER,
     BEFORE,
+    BEHIND,
     FIRST,
     HEAD,
     LAST,
@@ -243,7 +245,7 @@ def test_a_step_that_does_not_fit_is_refused_and_its_sender_named(changes: dict[
 def test_a_body_of_the_wrong_size_is_refused(size: int) -> None:
     bench = CoreBench(MIDDLE)
     bench.open()
-    [effect] = bench.tell(BEFORE, Step(S, 0, 0, 1, 3, "fp32", True), bytes(size))
+    [effect] = bench.tell(BEFORE, Step(S, 0, 0, 1, 3, "fp32", True, source=BEHIND.session), bytes(size))
     assert isinstance(effect.message, Fault)
     assert f"{size} bytes for 1 positions, expected {ROW_BYTES}" in effect.message.message
 
@@ -444,7 +446,7 @@ def test_the_ring_goes_on_while_there_is_credit_and_holds_the_token_when_there_i
     fed, result = bench.run(0, 4)
     assert isinstance(result.message, Result)
     assert (fed.node, fed.message, fed.body) == (
-        BEFORE, Step(session_id(1000), 0, 4, 1, 0, None, True), (7).to_bytes(4, "little"),
+        BEFORE, Step(session_id(1000), 0, 4, 1, 0, None, True, source=S), (7).to_bytes(4, "little"),
     )  # fmt: skip
     [result] = bench.run(4)  # the credit is spent: the head gets the token, the ring does not
     assert isinstance(result.message, Result)
@@ -627,7 +629,7 @@ def test_a_replay_of_a_long_session_fits_into_the_next_shards_queue() -> None:
     for position in range(0, count, 16):
         bench.run(position, 16, chooses=False)
     replayed = bench.tell(HEAD, Replay(S, 0, 0, count))
-    after.open(positions=count, wiring=msgspec.structs.replace(wiring_of(Stage(6, 7)), previous=SHARD))
+    after.open(positions=count, wiring=msgspec.structs.replace(wiring_of(Stage(6, 7)), previous=Neighbour(SHARD, S)))
     for effect in replayed:
         after.tell(SHARD, msgspec.structs.replace(effect.message, session=S), effect.body)
         assert not [m for m in after.messages if isinstance(m, Fault)]
@@ -875,7 +877,9 @@ def test_a_shard_that_was_replaced_cannot_feed_any_more() -> None:
     bench = CoreBench(MIDDLE)
     bench.open()
     bench.run(0)
-    bench.tell(HEAD, rewire(1, 1, msgspec.structs.replace(wiring_of(MIDDLE), previous=STRANGER)))
+    bench.tell(
+        HEAD, rewire(1, 1, msgspec.structs.replace(wiring_of(MIDDLE), previous=Neighbour(STRANGER, BEHIND.session)))
+    )
     assert bench.step(1, epoch=1, sender=BEFORE) == []
     assert bench.core.counters["not_a_neighbour"] == 1
     bench.step(1, epoch=1, sender=STRANGER)

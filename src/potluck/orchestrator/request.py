@@ -1,0 +1,57 @@
+"""What is to be generated, and how patiently: the settings and the request of one generation. Pure data."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from potluck.core.grammar import Grammar
+from potluck.core.limits import (
+    DISTRIBUTED_FALLBACK_TO_LOCAL_AFTER_FAILURES,
+    DISTRIBUTED_SHARD_HEALTH_TIMEOUT_S,
+    RING_CREDIT_TOKENS,
+)
+from potluck.core.sampling_params import SamplingParams
+from potluck.wire.messages import Boundary
+
+
+class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How patient a head is, and how it feeds a pipeline. Durations in seconds."""
+
+    prefill_chunk: int = 128
+    prefill_window: int = 4
+    uses_ring: bool = True
+    ring_credits: int = RING_CREDIT_TOKENS
+    keeps_outbox: bool = True
+    probe_after_s: float = 0.25  # without progress; or six times the usual step, whichever is longer
+    probe_patience_s: float = 0.5  # a daemon that does not answer for so long is gone
+    worker_patience_s: float = 0.5  # a worker that is silent for so long at work is frozen
+    stall_timeout_s: float = DISTRIBUTED_SHARD_HEALTH_TIMEOUT_S
+    holder_wait_s: float = 5.0  # where nobody holds some layers, for a holder to come back
+    holder_retry_s: float = 0.5  # between attempts with those that failed before, when nobody else is left
+    fallback_after: int = DISTRIBUTED_FALLBACK_TO_LOCAL_AFTER_FAILURES
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be generated, in tokens."""
+
+    model: str
+    weights_sha256: str
+    arithmetic: int
+    layer_count: int
+    prompt: tuple[int, ...]
+    max_tokens: int
+    params: SamplingParams
+    eos: tuple[int, ...]
+    choice: int = 0
+    boundaries: tuple[Boundary, ...] = ()
+    vocabulary_size: int = 1 << 31  # a token past it is rubbish
+    grammar: Grammar | None = None  # what the answer must spell
+    prompt_logprobs: int | None = None  # alternatives to tell with each token of the prompt; None: nothing of that
+
+
+class StepTiming(NamedTuple):
+    """One token's way round: in all, computing, and waiting in shards (their worker's stream included); the rest is the wire's."""
+
+    total_s: float
+    compute_s: float
+    queue_s: float
