@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 
 from potluck.core.errors import BadRequest, UnsupportedParameter
-from potluck.gateway.request import Conversation, Grammar, Json, Tool, ToolChoice
+from potluck.core.grammar import Grammar
+from potluck.gateway.request import Conversation, Json, Tool, ToolChoice
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _TEXT_PARTS = ("text", "input_text", "output_text")

@@ -24,6 +24,7 @@ _ROWS = (
     Row("bad_request", 400, _CLIENT, "The request is malformed, or asks for what cannot be."),
     Row("context_length_exceeded", 400, _CLIENT, "The prompt leaves no room in the model's context. Nothing is cut silently."),
     Row("unsupported_parameter", 400, _CLIENT, "A field would change the output and cannot be honoured here."),
+    Row("bad_grammar", 400, _CLIENT, "A schema, expression or grammar that no answer can be held to."),
     Row("bad_template", 400, _CLIENT, "The model's chat template refuses these messages, or fails on them."),
     Row("invalid_api_key", 401, "authentication_error", "The key is missing or wrong."),
     Row("access_denied", 403, "permission_error", "Whoever asks may not."),

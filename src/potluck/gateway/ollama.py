@@ -6,12 +6,13 @@ from typing import Any
 import msgspec
 
 from potluck.core.errors import BadRequest
+from potluck.core.grammar import Grammar
 from potluck.gateway.answering import ModelCard, OpenModel
 from potluck.gateway.conversations import conversation
 from potluck.gateway.error_table import message_of
 from potluck.gateway.events import ChoiceFinished, Event, TextDelta, ToolCallArguments, ToolCallStarted, Usage
 from potluck.gateway.reading import checked_limit, read_body, refuse, sampling_params, stop_strings
-from potluck.gateway.request import Grammar, InferenceRequest, Json
+from potluck.gateway.request import InferenceRequest, Json
 from potluck.gateway.surface import NDJSON, CollectedCall, CollectedChoice, ndjson, potluck_usage
 
 VERSION = "0.12.0"  # of the API that is spoken; clients look at it to learn what they may send

@@ -5,10 +5,11 @@ from typing import NamedTuple
 import msgspec
 
 from potluck.core.errors import BadRequest, ContextLengthExceeded
+from potluck.core.grammar import Grammar
 from potluck.gateway.answering import OpenModel
 from potluck.gateway.choice import CallReader, ChoiceSettings, NamedCallReader
 from potluck.gateway.pipeline_features import with_grammar, with_prompt_logprobs
-from potluck.gateway.request import Conversation, Grammar, InferenceRequest, Json, Tool
+from potluck.gateway.request import Conversation, InferenceRequest, Json, Tool
 from potluck.orchestrator.generation import GenerationRequest
 from potluck.text.tool_calls import ToolCallParser
 from potluck.text.tool_prompt import render_conversation

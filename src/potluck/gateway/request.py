@@ -4,17 +4,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from potluck.core.grammar import Grammar
 from potluck.core.sampling_params import SamplingParams
 
 ToolChoice = Literal["none", "auto", "required", "named"]
 Json = dict[str, Any]
-
-
-class Grammar(msgspec.Struct, frozen=True):
-    """What the text must match. `text`: the schema, pattern or grammar; nothing for json_object."""
-
-    kind: Literal["json_object", "json_schema", "regex", "lark"]
-    text: str = ""
 
 
 class Tool(msgspec.Struct, frozen=True):

@@ -86,7 +86,7 @@ class Run:
         frames = answer.frames()
         try:
             async for frame in frames:
-                for event in self._on_frame(frame, stream):
+                for event in self._on_frame(frame, stream, choice.request.prompt):
                     await self._events.put(event)
                 if stream.is_stopped:
                     for event in stream.finish("stop"):
@@ -100,14 +100,14 @@ class Run:
             if closing is not None:
                 await closing()
 
-    def _on_frame(self, frame: StreamFrame, stream: ChoiceStream) -> list[Event]:
+    def _on_frame(self, frame: StreamFrame, stream: ChoiceStream, prompt: tuple[int, ...]) -> list[Event]:
         if isinstance(frame, TokenDelta):
             self._tokens += 1
             self._first_s = self._first_s or self._now_s()
             return stream.push(frame)
         if isinstance(frame, Finished):
             return stream.finish("length" if frame.reason == "length" else "stop")
-        shown = prompt_logprobs_of(frame, self._model.tokenizer)
+        shown = prompt_logprobs_of(frame, prompt, self._model.tokenizer)
         if shown is not None:
             return [PromptShown(stream.choice, shown)]
         if isinstance(frame, PipelineAborted):

@@ -53,6 +53,7 @@ class ToolCallParser:
         self._pending = ""
         self._marker = ""  # that opened the calls; empty: the answer itself began with an object
         self._object: _ObjectReader | None = None
+        self._is_after_call = False  # line breaks between calls are not text
 
     def push(self, text: str) -> list[Piece]:
         self._pending += text
@@ -80,6 +81,9 @@ class ToolCallParser:
         return self._look_for_calls(pieces)
 
     def _look_for_calls(self, pieces: list[Piece]) -> bool:
+        if self._is_after_call:
+            self._pending = self._pending.lstrip("\n")
+            self._is_after_call = not self._pending
         if self._state is _State.START:
             stripped = self._pending.lstrip()
             if not stripped:
@@ -109,7 +113,8 @@ class ToolCallParser:
         if self._pending[0] == "{":
             return self._open_object()
         if self._pending.startswith(_HERMES_END):
-            self._pending, self._state = self._pending[len(_HERMES_END) :].lstrip("\n"), _State.TEXT
+            self._pending, self._state = self._pending[len(_HERMES_END) :], _State.TEXT
+            self._is_after_call = True
             return True
         if _HERMES_END.startswith(self._pending):
             return False
