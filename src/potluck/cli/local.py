@@ -9,6 +9,7 @@ import typer
 from potluck.cli.ask import find_model
 from potluck.cli.console import JsonOption, format_table, notice, print_json
 from potluck.cli.models import open_store
+from potluck.cli.up import DEFAULT_API
 
 if TYPE_CHECKING:
     from potluck.wire.messages import Described
@@ -19,6 +20,7 @@ def local(
     model: Annotated[str | None, typer.Option("--model", "-m", help="A model of `potluck models`.")] = None,
     spare: Annotated[bool, typer.Option(help="Let the last node hold everything, in case another fails.")] = True,
     threads: Annotated[int, typer.Option("--threads", "-t", min=1, help="For each node.")] = 1,
+    api: Annotated[str, typer.Option("--api", help="Address of the HTTP API; off: none.")] = DEFAULT_API,
     as_json: JsonOption = False,
 ) -> None:
     """Start several real nodes on loopback; Ctrl-C ends them all."""
@@ -31,13 +33,16 @@ def local(
         signal.signal(number, lambda *_: stopped.set())
     with LocalSwarm(entry.id, split_plan(entry.layer_count, nodes - spares, spares, threads)) as swarm:
         announcements = [node.announcement for node in swarm.nodes]
+        url = "" if api == "off" else swarm.start_api(api).url
         if as_json:
-            print_json({"nodes": announcements})
+            print_json({"nodes": announcements, "api": url})
         else:
             for shown in announcements:
                 assert shown is not None
                 print(f"{shown.shard:24} at {shown.address}  daemon {shown.daemon_pid}  worker {shown.worker_pid}")
             notice(f'ask with: potluck ask --via {",".join(swarm.addresses)} "..."')
+            if url:
+                notice(f"API at {url}/v1 (OpenAI), {url} (Anthropic, Ollama)")
         stopped.wait()
 
 

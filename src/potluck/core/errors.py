@@ -3,7 +3,19 @@
 PotluckError
 ├── BadRequest                 bad_request            the caller asked for something that cannot be
 │   ├── ContextLengthExceeded  context_length_exceeded
-│   └── BadGrammar             bad_grammar            a schema, expression or grammar that no answer can be held to
+│   ├── BadGrammar             bad_grammar            a schema, expression or grammar that no answer can be held to
+│   └── UnsupportedParameter   unsupported_parameter  would change the output, and cannot be honoured here
+├── AccessDenied               access_denied          whoever asks may not, or not from there
+│   ├── InvalidApiKey          invalid_api_key
+│   ├── ForbiddenHost          forbidden_host         the request names a host that this server is not
+│   └── ForbiddenOrigin        forbidden_origin       a page of another site asks
+├── RequestTooLarge            request_too_large      a body over the limit
+├── RequestTooSlow             request_timeout        a body that does not arrive in time
+├── RouteNotFound              not_found
+├── MethodNotAllowed           method_not_allowed
+├── QueueFull                  queue_full             more requests wait than may
+├── Overloaded                 overloaded             waited too long for a turn, or memory for requests is used up
+├── GenerationAborted          (the frame's own)      a generation that ended early, with the code that its head gave
 ├── BadModelFile               bad_model_file         a model file lies, is cut short or is not supported; names file and field
 │   ├── UnknownArchitecture    unknown_architecture
 │   └── UnknownFormat          unknown_format         a tensor format we cannot compute with
@@ -44,7 +56,13 @@ class PotluckError(Exception):
 
 
 class BadRequest(PotluckError):
+    """`param` names the field that is wrong, where it is one."""
+
     code = "bad_request"
+
+    def __init__(self, message: str = "", param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class ContextLengthExceeded(BadRequest):
@@ -53,6 +71,64 @@ class ContextLengthExceeded(BadRequest):
 
 class BadGrammar(BadRequest):
     code = "bad_grammar"
+
+
+class UnsupportedParameter(BadRequest):
+    code = "unsupported_parameter"
+
+
+class AccessDenied(PotluckError):
+    code = "access_denied"
+
+
+class InvalidApiKey(AccessDenied):
+    code = "invalid_api_key"
+
+
+class ForbiddenHost(AccessDenied):
+    code = "forbidden_host"
+
+
+class ForbiddenOrigin(AccessDenied):
+    code = "forbidden_origin"
+
+
+class RequestTooLarge(PotluckError):
+    code = "request_too_large"
+
+
+class RequestTooSlow(PotluckError):
+    code = "request_timeout"
+
+
+class RouteNotFound(PotluckError):
+    code = "not_found"
+
+
+class MethodNotAllowed(PotluckError):
+    code = "method_not_allowed"
+
+
+class QueueFull(PotluckError):
+    """`retry_after_s`: when a turn is likely to be free."""
+
+    code = "queue_full"
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Overloaded(QueueFull):
+    code = "overloaded"
+
+
+class GenerationAborted(PotluckError):
+    """The end of a generation that could not go on; `code` is what its last frame said."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class BadModelFile(PotluckError):

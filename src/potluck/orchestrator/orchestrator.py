@@ -39,6 +39,7 @@ class DistributedChatParams(msgspec.Struct, frozen=True, kw_only=True):
     own_layers: tuple[Stage, ...] = ()  # this node's own ends of the model, which it serves itself
     pipeline: tuple[Placed, ...] = ()  # exactly these stages, instead of a choice
     on_timing: Callable[[StepTiming], None] | None = None  # told of every token's way round
+    on_stages: Callable[[tuple[Placed, ...]], None] | None = None  # told who takes part, again after each change
 
 
 class Running:
@@ -177,12 +178,16 @@ class PipelineOrchestrator:
         try:
             running.generation.start(loop.time())
             self._carry_out(running)
+            if params.on_stages is not None:
+                params.on_stages(running.generation.stages)
             while True:
                 frame = await running.frames.get()
                 running.note(frame, self._metrics)
                 if isinstance(frame, TokenDelta):
                     running.generation.consumed(1, loop.time())
                     self._carry_out(running)
+                elif params.on_stages is not None:
+                    params.on_stages(running.generation.stages)
                 yield frame
                 if isinstance(frame, Finished | PipelineAborted):
                     return

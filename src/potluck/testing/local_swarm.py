@@ -37,6 +37,7 @@ class Announcement(msgspec.Struct, frozen=True):
     node: str
     daemon_pid: int
     worker_pid: int
+    api: str = ""
 
 
 def split_plan(layer_count: int, shards: int, spares: int = 1, threads: int = 1) -> list[NodePlan]:
@@ -46,22 +47,16 @@ def split_plan(layer_count: int, shards: int, spares: int = 1, threads: int = 1)
     return [NodePlan(layers, False, threads) for layers in ranges] + [NodePlan(None, True, threads)] * spares
 
 
-class LocalNode:
-    """One `potluck up` process. The same number in the same folder is the same node: it has the same key."""
+class LocalProcess:
+    """One `potluck up` process. The same name in the same folder is the same node: it has the same key."""
 
-    def __init__(
-        self, plan: NodePlan, model: str, folder: Path, number: int, listen: str = "127.0.0.1:0", home: Path | None = None
-    ) -> None:  # fmt: skip
-        self.plan, self.number = plan, number
-        self._log = (folder / f"node-{number}.log").open("ab")
-        arguments = ["up", "--model", model, "--listen", listen, "--threads", str(plan.threads), "--json"]
-        arguments += ["--layers", plan.layers] if plan.layers is not None else []
-        arguments += ["--spare"] if plan.is_spare else []
+    def __init__(self, arguments: Sequence[str], folder: Path, name: str, home: Path | None) -> None:
+        self._log = (folder / f"{name}.log").open("ab")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "potluck.cli.main", *arguments],
+            [sys.executable, "-m", "potluck.cli.main", "up", *arguments, "--json"],
             stdout=subprocess.PIPE, stderr=self._log, stdin=subprocess.DEVNULL,
             env={
-                **os.environ, "POTLUCK_KEY": str(folder / f"node-{number}.key"),
+                **os.environ, "POTLUCK_KEY": str(folder / f"{name}.key"),
                 **({"POTLUCK_HOME": str(home)} if home is not None else {}),
             },
         )  # fmt: skip
@@ -114,6 +109,31 @@ class LocalNode:
         self._log.close()
 
 
+class LocalNode(LocalProcess):
+    """A node that holds layers."""
+
+    def __init__(
+        self, plan: NodePlan, model: str, folder: Path, number: int, listen: str = "127.0.0.1:0", home: Path | None = None
+    ) -> None:  # fmt: skip
+        self.plan, self.number = plan, number
+        arguments = ["--model", model, "--listen", listen, "--threads", str(plan.threads), "--api", "off"]
+        arguments += ["--layers", plan.layers] if plan.layers is not None else []
+        arguments += ["--spare"] if plan.is_spare else []
+        super().__init__(arguments, folder, f"node-{number}", home)
+
+
+class LocalHead(LocalProcess):
+    """A node without layers that serves the API over the others."""
+
+    def __init__(self, via: Sequence[str], api: str, folder: Path, home: Path | None) -> None:
+        super().__init__(["--no-serve", "--via", ",".join(via), "--api", api], folder, "head", home)
+
+    @property
+    def url(self) -> str:
+        assert self.announcement is not None
+        return f"http://{self.announcement.api}"
+
+
 class LocalSwarm:
     """Several nodes; a context manager that leaves none behind. `home`: another place than the user's for the models."""
 
@@ -122,6 +142,7 @@ class LocalSwarm:
         self._folder = tempfile.TemporaryDirectory(prefix="potluck-local-")
         self._model = model
         self.nodes: list[LocalNode] = []
+        self.head: LocalHead | None = None
         self._plans = list(plans)
 
     def __enter__(self) -> "LocalSwarm":
@@ -150,6 +171,12 @@ class LocalSwarm:
         self.nodes[node.number] = again
         return again
 
+    def start_api(self, address: str = "127.0.0.1:0") -> LocalHead:
+        """A head over all nodes, which serves the API; ended with the swarm."""
+        self.head = LocalHead(self.addresses, address, Path(self._folder.name), self._home)
+        self.head.wait_until_serving()
+        return self.head
+
     @property
     def addresses(self) -> list[str]:
         return [node.address for node in self.nodes if node.announcement is not None]
@@ -160,6 +187,8 @@ class LocalSwarm:
         self.end()
 
     def end(self) -> None:
+        if self.head is not None:
+            self.head.end()
         for node in self.nodes:
             node.end()
         self._folder.cleanup()

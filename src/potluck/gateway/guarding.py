@@ -1,0 +1,205 @@
+"""What every request must pass before anything of it is parsed: whose host, whose page, whose key, how large, how slow.
+
+Browsers are the danger on loopback: a page of any site can send requests there, and a name that its owner points at 127.0.0.1 makes
+them same-origin (DNS rebinding). Hence Host and Origin are checked on every route and method, and nothing is ever allowed by CORS.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from potluck.core.errors import (
+    BadRequest,
+    ForbiddenHost,
+    ForbiddenOrigin,
+    InvalidApiKey,
+    Overloaded,
+    PotluckError,
+    RequestTooLarge,
+    RequestTooSlow,
+)
+from potluck.gateway.admission import Tier
+from potluck.gateway.error_table import openai_error
+from potluck.gateway.responding import send_error
+
+_OPEN_ROUTES = frozenset({"/health"})
+_LOCAL_NAMES = frozenset({"localhost"})
+
+
+class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`keys`: by the key itself; none: no key is asked for. Names are host names without a port."""
+
+    keys: Mapping[str, Tier] = {}
+    allowed_hosts: frozenset[str] = frozenset()
+    allowed_origins: frozenset[str] = frozenset()
+    max_body_bytes: int = 8 << 20
+    max_buffered_bytes: int = 128 << 20  # of all bodies that are being read or answered
+    body_patience_s: float = 30.0
+    default_tier: Tier = Tier.GOLD
+
+
+class Guard:
+    """Pure ASGI middleware. Leaves `potluck.client` and `potluck.tier` in the scope's state, and the whole body in `receive`."""
+
+    def __init__(self, app: ASGIApp, settings: GuardSettings) -> None:
+        self._app, self._settings = app, settings
+        self._digests = {hashlib.sha256(key.encode()).digest(): tier for key, tier in settings.keys.items()}
+        self._buffered = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await _refuse_websocket(scope, receive, send)
+        reserved = 0
+        try:
+            headers = _single_headers(scope)
+            check_host(headers, self._settings.allowed_hosts)
+            check_origin(headers, self._settings.allowed_origins, scope["method"], scope["path"])
+            self._identify(scope, headers)
+            reserved = self._reserve(headers)
+            body = await self._read(headers, receive)
+        except PotluckError as error:
+            self._buffered -= reserved
+            return await send_error(send, error, openai_error(error))
+        except BaseException:
+            self._buffered -= reserved
+            raise
+        try:
+            return await self._app(scope, _replayed(body, receive), send)
+        finally:
+            self._buffered -= reserved
+
+    def _identify(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+        """Compares with every key, each in constant time: how long it takes tells nothing about any of them."""
+        address = scope.get("client") or ("unknown", 0)
+        client, tier = f"address {address[0]}", self._settings.default_tier
+        if self._digests and scope["path"] not in _OPEN_ROUTES:
+            given = hashlib.sha256(_given_key(headers)).digest()
+            found = [tier for digest, tier in self._digests.items() if hmac.compare_digest(digest, given)]
+            if not found:
+                raise InvalidApiKey("a valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY")
+            client, tier = f"key {given.hex()[:16]}", found[0]
+        scope.setdefault("state", {})
+        scope["state"] |= {"potluck_client": client, "potluck_tier": tier}
+
+    def _reserve(self, headers: Mapping[bytes, bytes]) -> int:
+        """Takes room for the body before any of it is read; without a length, for the largest that may come."""
+        if b"content-encoding" in headers and headers[b"content-encoding"] != b"identity":
+            raise BadRequest("compressed bodies are not taken")
+        limit = self._settings.max_body_bytes
+        if b"transfer-encoding" in headers:
+            wanted = limit
+        else:
+            length = headers.get(b"content-length", b"0")
+            if not length.isdigit() or len(length) > 18:
+                raise BadRequest("the content length is no number")
+            wanted = int(length)
+        if wanted > limit:
+            raise RequestTooLarge(f"the body is larger than {limit} bytes")
+        if self._buffered + wanted > self._settings.max_buffered_bytes:
+            raise Overloaded("too much memory is taken by other requests; try again later", 2)
+        self._buffered += wanted
+        return wanted
+
+    async def _read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+        if b"transfer-encoding" not in headers and headers.get(b"content-length", b"0") == b"0":
+            return b""
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._settings.body_patience_s):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise RequestTooSlow("the client went away before its body had come")
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > self._settings.max_body_bytes:
+                        raise RequestTooLarge(f"the body is larger than {self._settings.max_body_bytes} bytes")
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
+        except TimeoutError:
+            raise RequestTooSlow(f"the body did not come within {self._settings.body_patience_s:g} s") from None
+
+
+def _single_headers(scope: Scope) -> dict[bytes, bytes]:
+    """By name; those that decide about access may come once only."""
+    headers: dict[bytes, bytes] = {}
+    for name, value in scope["headers"]:
+        if name in headers and name in (b"host", b"origin", b"authorization", b"x-api-key", b"content-length"):
+            raise BadRequest(f"the header {name.decode('ascii', 'replace')} comes twice")
+        headers[name] = value
+    return headers
+
+
+def check_host(headers: Mapping[bytes, bytes], allowed: frozenset[str]) -> None:
+    """An address, localhost or a name of ours. Rebinding needs a name of the attacker's, which is none of these."""
+    host = _host_name(headers.get(b"host", b""))
+    if host is None or not (host in _LOCAL_NAMES or host in allowed or _is_address(host)):
+        raise ForbiddenHost("this server does not go by that name; use its address, or start it with --allow-host NAME")
+
+
+def _host_name(value: bytes) -> str | None:
+    try:
+        parts = urlsplit(f"//{value.decode('ascii')}")
+        _ = parts.port  # raises where it is no port
+    except ValueError:
+        return None
+    if parts.username is not None or parts.path or parts.query or parts.fragment:
+        return None
+    return parts.hostname.rstrip(".") if parts.hostname else None
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def check_origin(headers: Mapping[bytes, bytes], allowed: frozenset[str], method: str, path: str) -> None:
+    """A browser says which page asks; only our own may, and those that were named. Programs say nothing."""
+    origin = headers.get(b"origin")
+    if origin is not None:
+        shown = origin.decode("latin-1")
+        own = {f"{scheme}://{headers.get(b'host', b'').decode('latin-1')}" for scheme in ("http", "https")}
+        if shown not in own and shown not in allowed:
+            raise ForbiddenOrigin("pages of other sites may not ask here; --allow-origin names those that may")
+        return
+    site = headers.get(b"sec-fetch-site", b"none")
+    is_visit = method == "GET" and path == "/" and headers.get(b"sec-fetch-mode") == b"navigate"
+    if site in (b"cross-site", b"same-site") and not is_visit:
+        raise ForbiddenOrigin("pages of other sites may not ask here")
+
+
+def _given_key(headers: Mapping[bytes, bytes]) -> bytes:
+    if b"x-api-key" in headers:
+        return headers[b"x-api-key"]
+    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else b""
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """The body once, in one piece; after it whatever the channel says, which is the client's leaving."""
+    is_told = False
+
+    async def replay() -> Message:
+        nonlocal is_told
+        if is_told:
+            return await receive()
+        is_told = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay
+
+
+async def _refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.close", "code": 1008})

@@ -1,0 +1,145 @@
+"""From the internal request to generations: template, tokens, limits, grammar, one generation per choice. No I/O."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from potluck.core.errors import BadRequest, ContextLengthExceeded
+from potluck.core.grammar import Grammar
+from potluck.gateway.answering import OpenModel
+from potluck.gateway.choice import CallReader, ChoiceSettings, NamedCallReader
+from potluck.gateway.pipeline_features import with_grammar, with_prompt_logprobs
+from potluck.gateway.request import Conversation, InferenceRequest, Json, Tool
+from potluck.orchestrator.generation import GenerationRequest
+from potluck.text.tool_calls import ToolCallParser
+from potluck.text.tool_prompt import render_conversation
+
+
+class PreparedChoice(msgspec.Struct, frozen=True):
+    index: int
+    request: GenerationRequest
+    settings: ChoiceSettings
+    echoed: str  # text of the prompt, where it is to be shown before the answer
+
+
+class Prepared(NamedTuple):
+    choices: tuple[PreparedChoice, ...]
+    prompt_tokens: int
+
+
+def encode_conversation(model: OpenModel, conversation: Conversation) -> list[int]:
+    """The prompt's tokens, tools included."""
+    tools = [tool.described() for tool in shown_tools(conversation)]
+    source = model.tokenizer.spec.chat_template
+    text = render_conversation(model.template, source, conversation.messages, tools, conversation.template_variables)
+    return model.tokenizer.encode_prompt(text)
+
+
+def shown_tools(conversation: Conversation) -> tuple[Tool, ...]:
+    """With `none` the model is not told of any; with a name, of that one only."""
+    if conversation.tool_choice == "none":
+        return ()
+    if conversation.tool_choice == "named":
+        return tuple(tool for tool in conversation.tools if tool.name == conversation.named_tool)
+    return conversation.tools
+
+
+def prepare(model: OpenModel, request: InferenceRequest, default_max_tokens: int) -> Prepared:
+    """Raises BadRequest (context_length_exceeded among it) with whatever cannot be, before anything is started."""
+    if request.conversation is not None:
+        prompts = [encode_conversation(model, request.conversation)]
+    else:
+        prompts = [_tokens_of(model, prompt) for prompt in request.prompts]
+    choices: list[PreparedChoice] = []
+    for number, prompt in enumerate(prompts):
+        choices += _choices(model, request, prompt, number * request.n, default_max_tokens)
+    return Prepared(tuple(choices), sum(map(len, prompts)))
+
+
+def _choices(
+    model: OpenModel, request: InferenceRequest, prompt: list[int], first: int, default_max_tokens: int
+) -> list[PreparedChoice]:
+    if not prompt:
+        raise BadRequest("the prompt is empty", "prompt")
+    generation = _generation(model, request, prompt, default_max_tokens)
+    echoed = model.tokenizer.decode(prompt) if request.echoes_prompt else ""
+    return [
+        PreparedChoice(first + n, msgspec.structs.replace(generation, choice=n), _choice_settings(request), echoed)
+        for n in range(request.n)
+    ]
+
+
+def _generation(
+    model: OpenModel, request: InferenceRequest, prompt: list[int], default_max_tokens: int
+) -> GenerationRequest:
+    max_tokens = default_max_tokens if request.max_tokens is None else request.max_tokens
+    try:
+        generation = model.request(prompt, request.params, max_tokens)
+    except ContextLengthExceeded as error:
+        error.param = "messages" if request.conversation is not None else "prompt"
+        raise
+    grammar = request.grammar or _tool_grammar(request.conversation)
+    if grammar is not None:
+        generation = with_grammar(generation, grammar)
+    if request.echoes_prompt and request.wants_logprobs:
+        generation = with_prompt_logprobs(generation, request.params.logprobs or 0)
+    return generation
+
+
+def _tokens_of(model: OpenModel, prompt: str | tuple[int, ...]) -> list[int]:
+    if isinstance(prompt, str):
+        return model.tokenizer.encode(prompt, parse_special=False)
+    size = min(model.facts.vocabulary_size, model.tokenizer.vocabulary_size)
+    if any(not 0 <= token < size for token in prompt):
+        raise BadRequest(f"a token id of the prompt is outside the vocabulary of {size}", "prompt")
+    return list(prompt)
+
+
+def _choice_settings(request: InferenceRequest) -> ChoiceSettings:
+    conversation = request.conversation
+    return ChoiceSettings(
+        stops=request.stops,
+        calls=_call_reader(conversation),
+        wants_logprobs=request.wants_logprobs,
+        continues_text=conversation is None,
+        first_only=conversation is not None and not conversation.allows_parallel_calls,
+    )
+
+
+def _call_reader(conversation: Conversation | None) -> CallReader | None:
+    if conversation is None or not shown_tools(conversation):
+        return None
+    single = _forced_tool(conversation)
+    if single is not None:
+        return NamedCallReader(single.name)
+    return ToolCallParser([tool.name for tool in conversation.tools])
+
+
+def _forced_tool(conversation: Conversation) -> Tool | None:
+    """The one tool that must be called."""
+    tools = shown_tools(conversation)
+    return tools[0] if conversation.tool_choice in ("named", "required") and len(tools) == 1 else None
+
+
+def _tool_grammar(conversation: Conversation | None) -> Grammar | None:
+    """A call that must be made is made by grammar: the arguments of the tool, or an object that names one of them."""
+    if conversation is None or conversation.tool_choice not in ("named", "required"):
+        return None
+    single = _forced_tool(conversation)
+    schema: Json = (
+        _parameters(single) if single is not None else {"anyOf": [_call_schema(t) for t in conversation.tools]}
+    )
+    return Grammar("json_schema", msgspec.json.encode(schema).decode())
+
+
+def _call_schema(tool: Tool) -> Json:
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool.name}, "arguments": _parameters(tool)},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _parameters(tool: Tool) -> Json:
+    return tool.parameters or {"type": "object", "additionalProperties": False}

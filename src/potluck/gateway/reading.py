@@ -1,0 +1,92 @@
+"""Bodies of requests into typed data, with complaints that name the field. Knows no surface; all limits are checked before use."""
+
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from potluck.core.errors import BadRequest, UnsupportedParameter
+from potluck.core.sampling_params import SamplingParams
+from potluck.gateway.request import Json
+
+MAX_CHOICES = 16
+MAX_PROMPTS = 64
+MAX_MAX_TOKENS = 1 << 24
+_PLACE = re.compile(r" - at `\$\.?(.*)`$")
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def read_body(data: bytes, kind: type[T]) -> tuple[T, Json]:
+    """The body as `kind`, and as it came. A null is the same as a field that is not there."""
+    try:
+        raw = msgspec.json.decode(data)
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise BadRequest("the body must be a JSON object")
+    raw = {key: value for key, value in raw.items() if value is not None}
+    try:
+        return msgspec.convert(raw, kind), raw
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply") from None
+    except msgspec.ValidationError as error:
+        message = str(error)
+        place = _PLACE.search(message)
+        param = place.group(1) if place is not None else None
+        raise BadRequest(f"{param or 'the body'}: {_PLACE.sub('', message)}", param) from None
+
+
+def refuse(raw: Json, neutral: Mapping[str, tuple[object, ...]]) -> None:
+    """Raises UnsupportedParameter for a field that would change the output; `neutral` has the values that would not."""
+    for name, values in neutral.items():
+        if name in raw and not any(type(raw[name]) is type(value) and raw[name] == value for value in values):
+            raise UnsupportedParameter(f"{name} cannot be honoured here", name)
+
+
+def sampling_params(
+    raw: Json, *, temperature: float, logprobs: int | None = None, defaults: Mapping[str, Any] | None = None
+) -> SamplingParams:
+    """From fields that all surfaces name alike. Raises BadRequest with everything that is out of range.
+
+    Without a seed every request has one of its own, as clients expect where they ask for random text.
+    """
+    names = ("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+    values = {**(defaults or {}), **{name: raw[name] for name in names if name in raw}}
+    values["top_k"] = max(0, values.get("top_k", 0))  # -1 is how some clients say "off"
+    seed = raw.get("seed")
+    params = SamplingParams(
+        **values,
+        temperature=raw.get("temperature", temperature),
+        logit_bias=_logit_bias(raw.get("logit_bias", {})),
+        seed=secrets.randbits(64) if seed is None else seed & ((1 << 64) - 1),
+        logprobs=logprobs,
+    )
+    return params.check()
+
+
+def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
+    if not all(key.isascii() and key.isdecimal() and len(key) < 10 for key in given):
+        raise BadRequest("logit_bias must map token ids to numbers from -100 to 100", "logit_bias")
+    return {int(key): bias for key, bias in given.items()}
+
+
+def stop_strings(given: str | Iterable[str] | None) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def checked_limit(max_tokens: int | None, name: str) -> int | None:
+    if max_tokens is not None and not 1 <= max_tokens <= MAX_MAX_TOKENS:
+        raise BadRequest(f"{name} must be from 1 to {MAX_MAX_TOKENS}, not {max_tokens}", name)
+    return max_tokens
+
+
+def checked_count(n: int, most: int, name: str) -> int:
+    if not 1 <= n <= most:
+        raise BadRequest(f"{name} must be from 1 to {most}, not {n}", name)
+    return n

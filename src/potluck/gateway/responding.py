@@ -1,0 +1,214 @@
+"""One request from its turn to its last byte: admission, generations, stream or body, and the client that goes away meanwhile.
+
+The ASGI channel is watched here and not left to the framework: a client that disconnects ends its generations at once, also while
+the prompt is still being read by the shards and nothing has been sent yet.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import Literal, NamedTuple
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from potluck.core.errors import PotluckError
+from potluck.gateway.admission import AdmissionSettings, Tier
+from potluck.gateway.answering import Answering, OpenModel
+from potluck.gateway.error_table import row_of
+from potluck.gateway.events import ChoiceFinished, Diagnostics, Event
+from potluck.gateway.figures import Figures
+from potluck.gateway.gate import Gate
+from potluck.gateway.preparing import Prepared, prepare
+from potluck.gateway.request import InferenceRequest
+from potluck.gateway.running import MAX_PARALLEL_CHOICES, Run
+from potluck.gateway.surface import SSE, CollectedChoice, Surface, sse, sse_comment
+
+_log = logging.getLogger(__name__)
+DiagnosticsMode = Literal["off", "events", "comments"]
+_INLINE_BYTES = 16_384  # a body up to here is tokenized in the loop; a larger one beside it
+
+
+class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    admission: AdmissionSettings = AdmissionSettings()
+    default_max_tokens: int = 4096  # of a chat that names no limit; shards reserve memory for it
+    keep_alive_s: float = 10.0
+    status_wait_s: float = 1.0  # a stream's status is held back so long for failures that come at once
+
+
+class Caller(NamedTuple):
+    """Who asks: a name to be fair by, and what it may."""
+
+    client: str
+    tier: Tier
+    diagnostics: DiagnosticsMode = "off"
+
+
+class Service:
+    """What all requests share."""
+
+    def __init__(self, answering: Answering, settings: ServiceSettings) -> None:
+        self.answering, self.settings = answering, settings
+        self.gate = Gate(settings.admission)
+        self.figures = Figures(self.gate.admission)
+
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    @asynccontextmanager
+    async def run(
+        self, model: OpenModel, request: InferenceRequest, size_bytes: int, caller: Caller
+    ) -> AsyncIterator[tuple[Run, Prepared]]:
+        """Waits for a turn, prepares, and starts; the turn is given back when the block is left."""
+        began_s = self.now_s()
+        cost = min(request.choice_count, MAX_PARALLEL_CHOICES)
+        async with self.gate.turn(caller.client, caller.tier, cost):
+            prepared = await self._prepared(model, request, size_bytes)
+            model.check(prepared.choices[0].request)
+            async with Run(model, prepared, self.now_s) as run:
+                yield run, prepared
+            self.figures.note(run.usage(), self.now_s() - began_s)
+
+    async def _prepared(self, model: OpenModel, request: InferenceRequest, size_bytes: int) -> Prepared:
+        limit = self.settings.default_max_tokens
+        if size_bytes <= _INLINE_BYTES:
+            return prepare(model, request, limit)
+        return await asyncio.to_thread(prepare, model, request, limit)
+
+
+class GenerationResponse(Response):
+    """Answers one request on its surface, streamed or whole."""
+
+    def __init__(
+        self, service: Service, request: InferenceRequest, surface: Surface, size_bytes: int, caller: Caller
+    ) -> None:
+        self._service, self._request, self._surface = service, request, surface
+        self._size_bytes, self._caller = size_bytes, caller
+        self._has_begun = False
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await unless_disconnected(receive, self._answer(send))
+
+    async def _answer(self, send: Send) -> None:
+        try:
+            model = await self._service.answering.open(self._request.model)
+            self._surface.model = model.card.id
+            async with self._service.run(model, self._request, self._size_bytes, self._caller) as (run, prepared):
+                if self._surface.is_streaming:
+                    await self._stream(run, prepared, send)
+                else:
+                    await self._whole(run, prepared, send)
+        except Exception as error:
+            if not isinstance(error, PotluckError):
+                _log.exception("a request failed inside")
+            self._service.figures.failed(row_of(error).code)
+            await self._fail(error, send)
+
+    async def _whole(self, run: Run, prepared: Prepared, send: Send) -> None:
+        choices = {choice.index: CollectedChoice(choice.index) for choice in prepared.choices}
+        while (event := await run.next()) is not None:
+            self._count(event)
+            choices[event.choice].add(event)
+        await send_json(send, 200, self._surface.body(list(choices.values()), run.usage()))
+
+    async def _stream(self, run: Run, prepared: Prepared, send: Send) -> None:
+        first = await self._first(run)
+        headers = [(b"content-type", _content_type(self._surface.media_type)), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": [*headers, (b"x-accel-buffering", b"no")]})
+        self._has_begun = True
+        await _send_part(send, self._surface.begin(prepared.prompt_tokens))
+        if first is not None:
+            await self._send_event(first, send)
+        while True:
+            try:
+                async with asyncio.timeout(self._service.settings.keep_alive_s):
+                    event = await run.next()
+            except TimeoutError:
+                await _send_part(send, self._surface.keep_alive())
+                continue
+            if event is None:
+                break
+            await self._send_event(event, send)
+        await _send_part(send, self._surface.end(run.usage()), is_last=True)
+
+    async def _first(self, run: Run) -> Event | None:
+        """The first event where it comes soon; a refusal that comes as soon still gets a status of its own."""
+        try:
+            async with asyncio.timeout(self._service.settings.status_wait_s):
+                return await run.next()
+        except TimeoutError:
+            return None
+
+    async def _send_event(self, event: Event, send: Send) -> None:
+        self._count(event)
+        if not isinstance(event, Diagnostics):
+            return await _send_part(send, self._surface.event(event))
+        if self._caller.diagnostics == "off" or self._surface.media_type != SSE:
+            return None
+        name = str(event.frame.__struct_config__.tag)
+        shown = msgspec.to_builtins(event.frame) | {"choice": event.choice}
+        if self._caller.diagnostics == "events":
+            return await _send_part(send, sse(shown, name))
+        return await _send_part(send, sse_comment(f"{name} {msgspec.json.encode(shown).decode()}"))
+
+    def _count(self, event: Event) -> None:
+        if isinstance(event, ChoiceFinished):
+            self._service.figures.finished(event.reason)
+
+    async def _fail(self, error: Exception, send: Send) -> None:
+        if self._has_begun:
+            return await _send_part(send, self._surface.failure(error), is_last=True)
+        return await send_error(send, error, self._surface.error_body(error))
+
+
+async def unless_disconnected(receive: Receive, work: Awaitable[None]) -> None:
+    """Runs `work`; a client that goes away cancels it. Ends when both have ended."""
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        watching.cancel()
+        if not working.done():
+            working.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+    if not working.cancelled():
+        working.result()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send_part(send: Send, data: bytes, is_last: bool = False) -> None:
+    if data or is_last:
+        message: Message = {"type": "http.response.body", "body": data, "more_body": not is_last}
+        await send(message)
+
+
+async def send_json(send: Send, status: int, body: object, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+    data = msgspec.json.encode(body)
+    length = (b"content-length", str(len(data)).encode())
+    shown = [(b"content-type", b"application/json"), length, *headers]
+    await send({"type": "http.response.start", "status": status, "headers": shown})
+    await send({"type": "http.response.body", "body": data})
+
+
+async def send_error(send: Send, error: Exception, body: object) -> None:
+    """The status and Retry-After of the table, and the body in whichever form the client knows."""
+    row = row_of(error)
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    if row.retry_after_s is not None:
+        headers = ((b"retry-after", str(math.ceil(row.retry_after_s)).encode()),)
+    if row.status == 401:
+        headers = (*headers, (b"www-authenticate", b"Bearer"))
+    await send_json(send, row.status, body, headers)
+
+
+def _content_type(media_type: str) -> bytes:
+    return f"{media_type}; charset=utf-8".encode() if media_type == SSE else media_type.encode()

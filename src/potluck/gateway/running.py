@@ -1,0 +1,121 @@
+"""Runs the generations of one request, all choices side by side, as one stream of events. Owns their tasks.
+
+Closing a run ends every generation of it, wherever it is: in the queue of a shard, in prefill, or between two tokens.
+"""
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+
+from potluck.core.errors import GenerationAborted
+from potluck.gateway.answering import Answer, OpenModel
+from potluck.gateway.choice import ChoiceStream
+from potluck.gateway.events import Diagnostics, Event, PromptShown, TextDelta, Usage
+from potluck.gateway.pipeline_features import prompt_logprobs_of
+from potluck.gateway.preparing import Prepared, PreparedChoice
+from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover, StreamFrame, TokenDelta
+
+_MAX_WAITING_EVENTS = 64
+MAX_PARALLEL_CHOICES = 4
+
+
+class _Ended:
+    """A choice has come to its end."""
+
+
+class Run:
+    """`async with Run(…) as run`, then `await run.next()` until None. The first failure ends everything and is raised."""
+
+    def __init__(self, model: OpenModel, prepared: Prepared, now_s: Callable[[], float]) -> None:
+        self._model, self._prepared, self._now_s = model, prepared, now_s
+        self._events: asyncio.Queue[Event | _Ended | Exception] = asyncio.Queue(_MAX_WAITING_EVENTS)
+        self._turns = asyncio.Semaphore(MAX_PARALLEL_CHOICES)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._left = len(prepared.choices)
+        self._began_s = now_s()
+        self._first_s: float | None = None
+        self._tokens = self._failovers = 0
+        self._pause_s = 0.0
+        self._nodes: list[str] = []
+
+    async def __aenter__(self) -> "Run":
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._guarded(choice)) for choice in self._prepared.choices]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def next(self) -> Event | None:
+        """The next event; None at the end. Can be given up (by a time-out) and called again without losing any."""
+        while self._left:
+            event = await self._events.get()
+            if isinstance(event, Exception):
+                raise event
+            if not isinstance(event, _Ended):
+                return event
+            self._left -= 1
+        return None
+
+    def usage(self) -> Usage:
+        now = self._now_s()
+        return Usage(
+            prompt_tokens=self._prepared.prompt_tokens, completion_tokens=self._tokens, failovers=self._failovers,
+            pause_s=self._pause_s, nodes=tuple(self._nodes), first_token_s=(self._first_s or now) - self._began_s,
+            total_s=now - self._began_s,
+        )  # fmt: skip
+
+    async def _guarded(self, choice: PreparedChoice) -> None:
+        try:
+            async with self._turns:
+                await self._generate(choice)
+        except Exception as error:  # whoever reads the events raises it
+            await self._events.put(error)
+        else:
+            await self._events.put(_Ended())
+
+    async def _generate(self, choice: PreparedChoice) -> None:
+        stream = ChoiceStream(choice.index, self._model.tokenizer, choice.settings)
+        if choice.echoed:
+            await self._events.put(TextDelta(choice.index, choice.echoed))
+        answer = self._model.start(choice.request)
+        frames = answer.frames()
+        try:
+            async for frame in frames:
+                for event in self._on_frame(frame, stream, choice.request.prompt):
+                    await self._events.put(event)
+                if stream.is_stopped:
+                    for event in stream.finish("stop"):
+                        await self._events.put(event)
+                    return
+                if isinstance(frame, Finished | PipelineAborted):
+                    return
+        finally:
+            self._note_nodes(answer)
+            closing = getattr(frames, "aclose", None)
+            if closing is not None:
+                await closing()
+
+    def _on_frame(self, frame: StreamFrame, stream: ChoiceStream, prompt: tuple[int, ...]) -> list[Event]:
+        if isinstance(frame, TokenDelta):
+            self._tokens += 1
+            self._first_s = self._first_s or self._now_s()
+            return stream.push(frame)
+        if isinstance(frame, Finished):
+            return stream.finish("length" if frame.reason == "length" else "stop")
+        shown = prompt_logprobs_of(frame, prompt, self._model.tokenizer)
+        if shown is not None:
+            return [PromptShown(stream.choice, shown)]
+        if isinstance(frame, PipelineAborted):
+            raise GenerationAborted(frame.code, frame.message)
+        if isinstance(frame, ShardFailover):
+            self._failovers += 1
+            self._pause_s += frame.pause_ms / 1000
+        return [Diagnostics(stream.choice, frame)]
+
+    def _note_nodes(self, answer: Answer) -> None:
+        self._nodes += [node for node in answer.nodes if node not in self._nodes]

@@ -1,0 +1,138 @@
+"""Serves the API inside a node's own loop: uvicorn without its signals, logs and banner; with time limits of ours."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from potluck.core.errors import BadRequest
+from potluck.gateway.admission import Tier
+from potluck.gateway.answering import Answering
+from potluck.gateway.api_keys import is_loopback, load_or_create_api_keys
+from potluck.gateway.app import build_app
+from potluck.gateway.guarding import GuardSettings
+from potluck.gateway.responding import Service, ServiceSettings
+from potluck.net.addresses import format_address, parse_address
+
+_HEADER_PATIENCE_S = 10.0
+_MAX_HEADER_BYTES = 32 << 10
+_MAX_CONNECTIONS = 4096
+
+
+class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`address`: port 0 takes any. `key_file` is read, or made, where the address is open to the network."""
+
+    address: str = "127.0.0.1:7470"
+    key_file: Path | None = None
+    keys: dict[str, Tier] = {}
+    allowed_hosts: frozenset[str] = frozenset()
+    allowed_origins: frozenset[str] = frozenset()
+    service: ServiceSettings = ServiceSettings()
+    guard: GuardSettings = GuardSettings()
+
+
+class _TimedProtocol(H11Protocol):
+    """Closes a connection whose first request's headers do not come in time; uvicorn only minds the time between requests."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self._patience = self.loop.call_later(_HEADER_PATIENCE_S, self._close_if_silent)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._patience.cancel()
+        super().connection_lost(exc)
+
+    def _close_if_silent(self) -> None:
+        if self.cycle is None and not self.transport.is_closing():
+            self.transport.close()
+
+
+class _Server(uvicorn.Server):
+    """Signals belong to whoever owns the loop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class GatewayServer:
+    """`start` it inside a running loop, `stop` it before the loop ends. `new_key`: made now, to be shown once."""
+
+    def __init__(
+        self, answering: Answering, settings: GatewaySettings, extend: Callable[[FastAPI], None] | None = None
+    ) -> None:
+        self.service = Service(answering, settings.service)
+        self.address = ""
+        self.new_key: str | None = None
+        self._settings, self._extend = settings, extend
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<GatewayServer {self.address or 'not started'} {self.service.gate.admission!r}>"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    async def start(self) -> str:
+        """The address with the port that was bound. Raises OSError where it is taken, BadRequest where it is none."""
+        host, port = parse_address(self._settings.address)
+        guard = self._guard(host)
+        bound = _bind(host, port)
+        self.address = format_address(host, bound.getsockname()[1])
+        config = uvicorn.Config(
+            build_app(self.service, guard, self._extend), loop="none", http=_TimedProtocol, ws="none", lifespan="off",
+            interface="asgi3", log_config=None, access_log=False, server_header=False, proxy_headers=False,
+            h11_max_incomplete_event_size=_MAX_HEADER_BYTES, limit_concurrency=_MAX_CONNECTIONS, backlog=2048,
+            timeout_graceful_shutdown=2,
+        )  # fmt: skip
+        self._server = _Server(config)
+        self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[bound]))
+        while not self._server.started:
+            if self._serving.done():
+                self._serving.result()
+                raise BadRequest("the API could not be started")
+            await asyncio.sleep(0.005)
+        return self.address
+
+    async def stop(self) -> None:
+        if self._server is None or self._serving is None:
+            return
+        self._server.should_exit = True
+        await asyncio.gather(self._serving, return_exceptions=True)
+
+    def _guard(self, host: str) -> GuardSettings:
+        keys = dict(self._settings.keys)
+        if not is_loopback(host) and not keys:
+            if self._settings.key_file is None:
+                raise BadRequest("an API that is open to the network needs a key")
+            keys, self.new_key = load_or_create_api_keys(self._settings.key_file)
+        named = {host, socket.gethostname().lower(), f"{socket.gethostname().lower()}.local"}
+        hosts = self._settings.allowed_hosts | (set() if is_loopback(host) else named)
+        values: dict[str, Any] = {
+            "keys": keys,
+            "allowed_hosts": frozenset(hosts),
+            "allowed_origins": self._settings.allowed_origins,
+        }
+        return msgspec.structs.replace(self._settings.guard, **values)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+        bound.setblocking(False)
+    except BaseException:
+        bound.close()
+        raise
+    return bound

@@ -1,0 +1,94 @@
+"""What every API surface is to the gateway: events and usage in, bytes or a JSON body out. Interfaces and what they share."""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from potluck.gateway.events import (
+    ChoiceFinished,
+    Event,
+    FinishReason,
+    PromptShown,
+    TextDelta,
+    TokenLogprobs,
+    ToolCallArguments,
+    ToolCallStarted,
+    Usage,
+)
+from potluck.gateway.request import Json
+
+SSE = "text/event-stream"
+NDJSON = "application/x-ndjson"
+
+
+class Surface(Protocol):
+    """One request's translation; has the state that its stream needs (ids, indices, sequence numbers)."""
+
+    is_streaming: bool
+    media_type: str  # of the stream
+    model: str  # as asked for; the gateway puts the real name here when it is known
+
+    def begin(self, prompt_tokens: int) -> bytes: ...
+    def event(self, event: Event) -> bytes: ...
+    def end(self, usage: Usage) -> bytes: ...
+
+    def failure(self, error: Exception) -> bytes:
+        """A failure after the stream has begun."""
+
+    def keep_alive(self) -> bytes: ...
+    def body(self, choices: "list[CollectedChoice]", usage: Usage) -> Json: ...
+    def error_body(self, error: Exception) -> Json: ...
+
+
+@dataclass
+class CollectedCall:
+    call_id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass
+class CollectedChoice:
+    """One choice, complete."""
+
+    index: int
+    text: str = ""
+    calls: list[CollectedCall] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt: tuple[TokenLogprobs, ...] = ()
+    reason: FinishReason = "stop"
+    stop: str | None = None
+    _parts: list[str] = field(default_factory=list)
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, TextDelta):
+            self._parts.append(event.text)
+            self.logprobs += event.logprobs
+        elif isinstance(event, ToolCallStarted):
+            self.calls.append(CollectedCall(event.call_id, event.name))
+        elif isinstance(event, ToolCallArguments):
+            self.calls[event.index].arguments += event.text
+        elif isinstance(event, PromptShown):
+            self.prompt = event.tokens
+        elif isinstance(event, ChoiceFinished):
+            self.reason, self.stop, self.text = event.reason, event.stop, "".join(self._parts)
+
+
+def sse(data: Any, event: str | None = None) -> bytes:
+    """One server-sent event: one line of data."""
+    head = b"" if event is None else b"event: %s\n" % event.encode("ascii")
+    return b"%sdata: %s\n\n" % (head, msgspec.json.encode(data))
+
+
+def sse_comment(text: str) -> bytes:
+    return b": %s\n\n" % text.replace("\n", " ").encode()
+
+
+def ndjson(data: Any) -> bytes:
+    return msgspec.json.encode(data) + b"\n"
+
+
+def potluck_usage(usage: Usage) -> Json:
+    """What only a swarm has to tell: failovers, the pause they made, and who took part."""
+    return {"failovers": usage.failovers, "pause_ms": round(usage.pause_s * 1000, 1), "nodes": list(usage.nodes)}

@@ -1,0 +1,131 @@
+"""What the gateway needs, from a node: every model that its shards and those of others cover, asked over the pipeline."""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+
+from potluck.core.errors import BadRequest, ModelNotFound, PotluckError
+from potluck.core.model_facts import ModelFacts
+from potluck.core.sampling_params import SamplingParams
+from potluck.gateway.answering import Answer, ModelCard, OpenModel
+from potluck.gateway.server import GatewayServer, GatewaySettings
+from potluck.node.asking import RemoteModel
+from potluck.node.node import Node
+from potluck.orchestrator.frames import StreamFrame
+from potluck.orchestrator.generation import GenerationRequest
+from potluck.orchestrator.orchestrator import DistributedChatParams, PipelineOrchestrator
+from potluck.planner.cover import Placed
+from potluck.text.chat_template import ChatTemplate
+from potluck.text.tokenizer import Tokenizer
+from potluck.wire.messages import ShardInfo
+
+
+class PipelineAnswer:
+    """One generation over the pipeline, and who took part in it."""
+
+    def __init__(
+        self, orchestrator: PipelineOrchestrator, request: GenerationRequest, params: DistributedChatParams
+    ) -> None:
+        self._nodes: list[str] = []
+        watched = msgspec.structs.replace(params, on_stages=self._note)
+        self._frames = orchestrator.chat(request, watched)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(self._nodes)
+
+    def frames(self) -> AsyncIterator[StreamFrame]:
+        return self._frames
+
+    def _note(self, stages: tuple[Placed, ...]) -> None:
+        self._nodes += [node for placed in stages if (node := placed.node.hex()) not in self._nodes]
+
+
+class PipelineModel:
+    """A model whose layers are on nodes; its text side is here."""
+
+    def __init__(self, node: Node, remote: RemoteModel, card: ModelCard, params: DistributedChatParams) -> None:
+        self._node, self._remote, self.card, self._params = node, remote, card, params
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self._remote.facts
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._remote.tokenizer
+
+    @property
+    def template(self) -> ChatTemplate:
+        return self._remote.template
+
+    def request(self, prompt: Sequence[int], params: SamplingParams, max_tokens: int) -> GenerationRequest:
+        return self._remote.request(prompt, params, max_tokens)
+
+    def check(self, request: GenerationRequest) -> None:
+        self._node.orchestrator.pipeline_for(request, self._params)
+
+    def start(self, request: GenerationRequest) -> Answer:
+        return PipelineAnswer(self._node.orchestrator, request, self._params)
+
+
+class NodeAnswering:
+    """All models on offer to a node. Text sides are fetched once per model and hash."""
+
+    def __init__(self, node: Node, params: DistributedChatParams | None = None) -> None:
+        self._node, self._params = node, params or DistributedChatParams()
+        self._opened: dict[tuple[str, str], PipelineModel] = {}
+        self._seen: dict[tuple[str, str], int] = {}
+
+    def metrics_page(self) -> bytes:
+        return self._node.metrics_page()
+
+    async def models(self) -> list[ModelCard]:
+        return [await self._card(info) for info in self._offers()]
+
+    async def open(self, name: str | None) -> OpenModel:
+        names = sorted({info.model for info in self._offers()})
+        if name is None and len(names) > 1:
+            raise BadRequest(f"several models are on offer ({', '.join(names)}); name one of them", "model")
+        if not names or (name is not None and name not in names):
+            shown = f"there is {', '.join(names)}" if names else "no node offers any model now"
+            raise ModelNotFound(f"no model of that name is on offer; {shown}")
+        wanted = names[0] if name is None else name
+        [*others, info] = [offer for offer in self._offers() if offer.model == wanted]
+        if not others and (opened := self._opened.get(_key_of(info))) is not None:
+            return opened
+        remote = await RemoteModel.find(self._node, wanted)  # raises WeightsMismatch where the offers differ
+        return self._remember(remote)
+
+    def _offers(self) -> list[ShardInfo]:
+        return list(self._node.orchestrator.store.models().values())
+
+    async def _card(self, info: ShardInfo) -> ModelCard:
+        """Without context length where its text side cannot be had now: the list is there all the same."""
+        try:
+            return (await self.open(info.model)).card
+        except PotluckError:
+            return ModelCard(id=info.model, weights_sha256=info.weights_sha256, created=self._first_seen(info))
+
+    def _remember(self, remote: RemoteModel) -> PipelineModel:
+        info, facts = remote.info, remote.facts
+        card = ModelCard(
+            id=info.model, weights_sha256=info.weights_sha256, created=self._first_seen(info),
+            context_length=facts.context_length, architecture=facts.architecture,
+        )  # fmt: skip
+        return self._opened.setdefault(_key_of(info), PipelineModel(self._node, remote, card, self._params))
+
+    def _first_seen(self, info: ShardInfo) -> int:
+        return self._seen.setdefault(_key_of(info), int(time.time()))
+
+
+def _key_of(info: ShardInfo) -> tuple[str, str]:
+    return info.model, info.weights_sha256
+
+
+async def start_gateway(node: Node, answering: NodeAnswering, settings: GatewaySettings) -> GatewayServer:
+    """The API of a node, started. The caller stops it before the node."""
+    server = GatewayServer(answering, settings)
+    await server.start()
+    return server
