@@ -7,6 +7,7 @@ import asyncio
 import logging
 import os
 from collections import Counter
+from collections.abc import Callable
 
 from potluck import __version__
 from potluck.core.errors import BadSwarmFile, ModelNotFound, NotEntitled
@@ -81,6 +82,8 @@ class Node:
         self._housekeeping: asyncio.Task[None] | None = None
         self._swarm_keeping: asyncio.Task[None] | None = None
         self._counted: dict[str, int] = {}  # what the page has shown so far
+        self.on_swarm_message: Callable[[bytes, SwarmMessage], None] = self._no_swarm
+        self.on_peer_lost: Callable[[bytes, str], None] = lambda node, reason: None
 
     def __repr__(self) -> str:
         return f"<Node {self.id.hex()[:8]} {self.shards} {self.links!r}>"
@@ -105,6 +108,12 @@ class Node:
         if self._housekeeping is None:
             self._housekeeping = asyncio.get_running_loop().create_task(self._keep_house())
         return server
+
+    async def remove_shard(self, server: ShardServer) -> None:
+        """Ends a shard, its sessions and its worker. Its weights stay on offer to peers."""
+        if server in self.shards:
+            self.shards.remove(server)
+            await server.stop()
 
     async def stop(self) -> None:
         for listener in self._listeners:
@@ -180,8 +189,7 @@ class Node:
         if isinstance(message, Open):
             return self._on_open(sender, message, body)
         if isinstance(message, SwarmMessage):
-            self.counters["no_swarm_here"] += 1
-            return None
+            return self.on_swarm_message(sender, message)
         if isinstance(message, BulkLink | GetHoldings | Holdings | GetChunk | ChunkData):
             self.counters["for_bulk_links_only"] += 1
             return None
@@ -229,6 +237,10 @@ class Node:
         for shard in self.shards:
             shard.node_lost(node)
         self.orchestrator.on_lost(node, reason)
+        self.on_peer_lost(node, reason)
+
+    def _no_swarm(self, sender: bytes, message: SwarmMessage) -> None:
+        self.counters["no_swarm_here"] += 1
 
     def _describe(self, nonce: int) -> Described:
         pids = tuple(shard.supervisor.pid or 0 for shard in self.shards)

@@ -116,6 +116,7 @@ class ShardCore:
         self._sessions: OrderedDict[bytes, ShardSession] = OrderedDict()
         self._outbox = Outbox(settings.outbox_budget_bytes)
         self._effects: list[Effect] = []
+        self.is_draining = False  # no new sessions; those that run go on
         self._batches: dict[int, _Batch] = {}
         self._next_batch = 1
         self._ready: OrderedDict[bytes, None] = OrderedDict()  # sessions with waiting steps, first come first served
@@ -216,6 +217,8 @@ class ShardCore:
             self.counters["duplicate_open"] += 1
             return
         problem = objection(message, self.settings, len(self._sessions), is_known=known is not None)
+        if self.is_draining and problem is None:
+            problem = "shard_unavailable", "this shard is being given up"
         if problem is not None:
             self.counters[f"refused_{problem[0]}"] += 1
             if known is None:

@@ -113,11 +113,11 @@ class View(msgspec.Struct, frozen=True):
         ]
 
     def offers(self) -> list[Offer]:
-        """Everything that can be used now, as the shard store wants it. Draining nodes offer nothing new."""
+        """Everything that can be used now, as the shard store wants it. A draining node leaves out what it no longer offers."""
         return [
             Offer(seen.advert.node, seen.address, _described(seen.advert), seen.is_own)
             for seen in self.usable()
-            if seen.advert.shards and not seen.advert.is_draining
+            if seen.advert.shards
         ]
 
 

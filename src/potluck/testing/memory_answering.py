@@ -98,7 +98,11 @@ class MemoryModel:
         self.template = ChatTemplate(chat_template, self.tokenizer.spec)
         self.facts = _facts(self.tokenizer, context_length)
         self.card = ModelCard(
-            id=name, weights_sha256="ab" * 32, created=1_700_000_000, context_length=context_length, architecture="llama"
+            id=name,
+            weights_sha256="ab" * 32,
+            created=1_700_000_000,
+            context_length=context_length,
+            architecture="llama",
         )
         self.script = script
         self.prefill_s = self.step_s = 0.0
