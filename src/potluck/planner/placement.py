@@ -98,7 +98,7 @@ def _valid_holdings(swarm: Swarm) -> Holdings:
     held: Holdings = {}
     for index, offer in enumerate(swarm.offers):
         stage = offer.current
-        if swarm.exclusion(index) is not None:
+        if swarm.exclusions[index] is not None:
             continue
         if offer.pinned is not None:
             held[index] = offer.pinned
@@ -170,7 +170,7 @@ def _serving_reason(swarm: Swarm, part: Part, held: LayerRange, chain: Chain, to
 
 
 def _idle_reason(swarm: Swarm, index: int) -> str:
-    excluded = swarm.exclusion(index)
+    excluded = swarm.exclusions[index]
     if excluded is not None:
         return excluded
     offer, tables = swarm.offers[index], swarm.tables
