@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from potluck.bench.chaos import ChaosReport
     from potluck.bench.own_engine import ModelFile
+    from potluck.bench.planner import PlannerReport
     from potluck.bench.report import EngineReport, Line
 
 app = typer.Typer(help="Measure what this machine achieves.", rich_markup_mode=None)
@@ -127,6 +128,42 @@ def chaos(
         print_chaos(report)
     if report.identical != report.kills:
         raise typer.Exit(EXIT_FAILURE)
+
+
+@app.command("planner")
+def planner(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds, no thousand nodes: a rough idea.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="End with exit code 1 where a bar is missed.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure how long placing a model and routing a request take as a swarm grows."""
+    from potluck.bench.planner import PlannerBenchSettings, bench_planner
+
+    settings = PlannerBenchSettings()
+    if quick:
+        settings = msgspec.structs.replace(settings, node_counts=(10, 100), plan_rounds=1, route_rounds=3)
+    report = bench_planner(settings, _ignore if as_json else notice)
+    if as_json:
+        print_json(report)
+    else:
+        print_planner(report)
+    if check and not all(row.is_met for row in report.rows):
+        raise typer.Exit(EXIT_FAILURE)
+
+
+def print_planner(report: "PlannerReport") -> None:
+    from potluck.bench.planner import PLAN_BAR_MS, ROUTE_BAR_MS
+
+    header = ("LAYERS", "NODES", "PLAN MS", "FOR THROUGHPUT", "AGAIN", "STAGES", "ROUTE MS", "WITH STAND-INS", "MET")
+    rows = [
+        (
+            str(row.layers), str(row.nodes), f"{row.plan_latency_ms:.1f}", f"{row.plan_throughput_ms:.1f}", f"{row.replan_ms:.1f}",
+            str(row.chain), f"{row.route_ms:.1f}", f"{row.standbys_ms:.1f}", "yes" if row.is_met else "no",
+        )
+        for row in report.rows
+    ]  # fmt: skip
+    print(format_table(header, rows, range(8)))
+    print(f"\nBars: a plan in {PLAN_BAR_MS:.0f} ms, a route in {ROUTE_BAR_MS:.0f} ms, at 1,000 nodes and 80 layers.")
 
 
 def _interrupt(*_: object) -> None:

@@ -1,5 +1,7 @@
 """Chains over the nodes of one swarm: which nodes may take part, which of very many are worth a look, and what a chain costs. Pure."""
 
+import functools
+import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -12,9 +14,11 @@ from potluck.core.errors import BadRequest
 from potluck.core.layers import LayerRange
 from potluck.planner.chains import EXACT_NODES, Chain, ChainProblem, Part, best_chain
 from potluck.planner.costs import Links, ModelCosts, NodeOffer
-from potluck.planner.tables import Allowed, Costs, LinkTables, ModelTables, link_tables
+from potluck.planner.tables import Allowed, Costs, ModelTables, link_tables
 
 Objective = Literal["latency", "throughput"]
+Kind = Literal["latency", "throughput", "memory"]
+StageCosts = Callable[[int, Costs, Allowed], Costs]  # node, its seconds, what it may take → what counts
 Windows = Sequence[LayerRange | None]  # by node: the layers of which it may take any part; None: none
 
 _BY_EACH_MEASURE = 12  # nodes that come into the pool for being fast, roomy, or fast and roomy
@@ -43,9 +47,12 @@ class Swarm:
             raise BadRequest(f"{model.model} has no layers")
         return cls(ModelTables(model), ordered, links, objective, max_stages)
 
-    def exclusion(self, index: int) -> str | None:
-        """Why this node takes no part, whatever its memory; None where it may."""
-        offer = self.offers[index]
+    @functools.cached_property
+    def exclusions(self) -> tuple[str | None, ...]:
+        """Why a node takes no part, whatever the others do; None where it may."""
+        return tuple(self._exclusion(offer) for offer in self.offers)
+
+    def _exclusion(self, offer: NodeOffer) -> str | None:
         if not offer.is_trusted:
             return "not trusted to serve"
         speeds = (offer.layer_s, offer.embedding_s, offer.output_s)
@@ -57,7 +64,7 @@ class Swarm:
         """Every layer to every node that may take part, to pinned ones their range."""
         every = LayerRange(0, self.tables.layer_count)
         return [
-            None if self.exclusion(index) is not None else every if offer.pinned is None else offer.pinned
+            None if self.exclusions[index] is not None else every if offer.pinned is None else offer.pinned
             for index, offer in enumerate(self.offers)
         ]
 
@@ -65,7 +72,12 @@ class Swarm:
 
     def best(self, windows: Windows) -> Chain | None:
         """The best chain by the swarm's objective in which each node takes part of its window."""
-        return self._solve(windows, self.objective, lambda index, seconds, allowed: np.where(allowed, seconds, np.inf))
+        return self._solve(windows, self.objective, _seconds)
+
+    def problem(self, windows: Windows) -> ChainProblem | None:
+        """What `best` solves; None where no node may take part."""
+        pool = self._pool(windows, self.objective, [])
+        return self._problem(pool, windows, self.objective, _seconds) if pool else None
 
     def least_moved(self, windows: Windows, best: Chain, tolerance: float) -> Chain:
         """Of the chains that are nearly as good as `best` the one that loads least: a loaded byte is charged in seconds such that loading
@@ -102,26 +114,39 @@ class Swarm:
     def _solve(
         self,
         windows: Windows,
-        kind: Literal["latency", "throughput", "memory"],
-        costs: Callable[[int, Costs, Allowed], Costs],
+        kind: Kind,
+        costs: StageCosts,
         slowest_hop: float = np.inf,
         known: Chain | None = None,
     ) -> Chain | None:
         pool = self._pool(windows, kind, [part.index for part in known.parts] if known is not None else [])
         if not pool:
             return None
-        stages = np.stack([self._stage_costs(index, windows[index], costs) for index in pool])
-        links = link_tables(self.links, [self.offers[index].node for index in pool], self.tables.model.activation_bytes)
-        problem = _problem(stages, links, kind, self.max_stages, slowest_hop)
+        problem = self._problem(pool, windows, kind, costs, slowest_hop)
         seeds = [] if len(pool) <= EXACT_NODES else self._orders(pool, windows, known)
         found = best_chain(problem, seeds)
         if found is None:
             return None
         return Chain(found.cost, tuple(Part(pool[part.index], part.start, part.stop) for part in found.parts))
 
-    def _stage_costs(
-        self, index: int, window: LayerRange | None, costs: Callable[[int, Costs, Allowed], Costs]
-    ) -> Costs:
+    def _problem(
+        self,
+        pool: Sequence[int],
+        windows: Windows,
+        kind: Kind,
+        costs: StageCosts,
+        slowest_hop: float = np.inf,
+    ) -> ChainProblem:
+        stages = np.stack([self._stage_costs(index, windows[index], costs) for index in pool])
+        links = link_tables(self.links, [self.offers[index].node for index in pool], self.tables.model.activation_bytes)
+        nothing = np.zeros(len(pool))
+        if kind == "latency":
+            hops = np.where(links.busy <= slowest_hop, links.hops, np.inf)
+            return ChainProblem(stages, hops, links.entry, links.leave, self.max_stages, links.back)
+        hops = links.busy if kind == "throughput" else np.zeros_like(links.busy)
+        return ChainProblem(stages, hops, nothing, nothing, self.max_stages, None, kind == "throughput")
+
+    def _stage_costs(self, index: int, window: LayerRange | None, costs: StageCosts) -> Costs:
         offer = self.offers[index]
         inside = self.tables.inside(window)
         own = costs(index, self.tables.seconds(offer), inside & self.tables.fits(offer))
@@ -156,65 +181,68 @@ class Swarm:
 
     # ------------------------------------------------------------ many nodes
 
-    def _pool(self, windows: Windows, kind: str, known: Sequence[int]) -> list[int]:
+    def _pool(self, windows: Windows, kind: Kind, known: Sequence[int]) -> list[int]:
         """All nodes where they are few; otherwise those that could matter: fast, roomy, both, holders of each place, known ones."""
         usable = [index for index, window in enumerate(windows) if window is not None]
         if len(usable) <= EXACT_NODES:
             return usable
-        sizes = self._capacities(usable, windows)
         if kind != "memory":
-            usable = [index for index in usable if sizes[index] > 0]
-        hop_s = self.links.default.hop_s(self.tables.model.activation_bytes)
-        per_layer = {i: self.offers[i].layer_s + hop_s / max(sizes[i], 0.5) for i in usable}
-        measures: list[Callable[[int], float]] = [
-            lambda i: self.offers[i].layer_s,
-            lambda i: -sizes[i],
-            lambda i: per_layer[i],
-        ]
-        chosen = set(known)
-        most = max(_BY_EACH_MEASURE, min(self.max_stages, len(usable)))
-        for measure in measures:
-            chosen.update(sorted(usable, key=measure)[:most])  # stable, and in the order of ids before
+            usable = [index for index in usable if self._rooms[index] > 0]
+        chosen = set(known).union(index for index in self._notable if windows[index] is not None)
         count = self.tables.layer_count
-        bounded = [i for i in usable if windows[i] != LayerRange(0, count)]
+        bounded = [(index, windows[index]) for index in usable if windows[index] != LayerRange(0, count)]
         for layer in sorted({place * (count - 1) // (_PLACES - 1) for place in range(_PLACES)}):
-            holders = [i for i in bounded if layer in (windows[i] or ())]
-            chosen.update(sorted(holders, key=per_layer.__getitem__)[:_HOLDERS_OF_A_PLACE])
+            holders = [index for index, window in bounded if window is not None and window.start <= layer < window.stop]
+            chosen.update(heapq.nsmallest(_HOLDERS_OF_A_PLACE, holders, key=self._per_layer_s))
         return sorted(chosen)
 
-    def _capacities(self, usable: Sequence[int], windows: Windows) -> dict[int, float]:
-        """About how many layers each could hold."""
+    @functools.cached_property
+    def _notable(self) -> frozenset[int]:
+        """Nodes that are among the best by some measure, whatever they hold: so a plan that was followed has the same to choose from."""
+        able = [index for index, why in enumerate(self.exclusions) if why is None and self._rooms[index] > 0]
+        most = max(_BY_EACH_MEASURE, min(self.max_stages, len(able)))
+        measures: list[Callable[[int], float]] = [
+            lambda index: self.offers[index].layer_s,
+            lambda index: -self._rooms[index],
+            self._per_layer_s,
+        ]
+        return frozenset(index for measure in measures for index in heapq.nsmallest(most, able, key=measure))
+
+    def _per_layer_s(self, index: int) -> float:
+        """With its share of a hop, where the node takes all that it has room for."""
+        hop_s = self.links.default.hop_s(self.tables.model.activation_bytes)
+        return self.offers[index].layer_s + hop_s / max(self._rooms[index], 0.5)
+
+    @functools.cached_property
+    def _rooms(self) -> list[float]:
+        """About how many layers each node could hold; 0 where not one."""
         model = self.tables.model
         layer_bytes = sum(model.layer_bytes) / model.layer_count
-        sizes = {}
-        for index in usable:
-            offer, window = self.offers[index], windows[index]
-            most = float(len(window)) if window is not None else 0.0
-            if offer.pinned is None:
-                most = min(most, model.layer_count if offer.max_layers is None else offer.max_layers)
-                each = layer_bytes + model.kv_bytes(offer.max_streams)
-                most = min(most, offer.budget_bytes / max(1.0, each))
-            sizes[index] = most if most >= 1 else 0.0
-        return sizes
+        rooms = []
+        for offer in self.offers:
+            most = float(model.layer_count if offer.max_layers is None else offer.max_layers)
+            if offer.pinned is not None:
+                most = float(len(offer.pinned))
+            else:
+                most = min(most, offer.budget_bytes / max(1.0, layer_bytes + model.kv_bytes(offer.max_streams)))
+            rooms.append(most if most >= 1 or self._fits_some(offer) else 0.0)
+        return rooms
+
+    def _fits_some(self, offer: NodeOffer) -> bool:
+        return bool(self.tables.fits(offer).any())
 
     def _orders(self, pool: Sequence[int], windows: Windows, known: Chain | None) -> list[list[int]]:
         """By the middle of what each may hold, then: fast first, roomy first, as in a chain that is known."""
-        sizes = self._capacities(pool, windows)
         places = range(len(pool))
 
         def middle(place: int) -> int:
             window = windows[pool[place]]
             return window.start + window.stop if window is not None else 0
 
-        def held(place: int) -> int:
-            stage = self.offers[pool[place]].current
-            return stage.start + stage.stop if stage is not None else self.tables.layer_count
-
         orders = [
             sorted(places, key=lambda place: (middle(place), self.offers[pool[place]].layer_s)),
-            sorted(places, key=lambda place: (middle(place), -sizes[pool[place]])),
-            sorted(places, key=lambda place: (middle(place), sizes[pool[place]])),
-            sorted(places, key=lambda place: (middle(place), held(place))),
+            sorted(places, key=lambda place: (middle(place), -self._rooms[pool[place]])),
+            sorted(places, key=lambda place: (middle(place), self._rooms[pool[place]])),
         ]
         if known is not None:
             chain = [pool.index(part.index) for part in known.parts]
@@ -222,10 +250,5 @@ class Swarm:
         return orders
 
 
-def _problem(stages: Costs, links: LinkTables, kind: str, max_stages: int, slowest_hop: float) -> ChainProblem:
-    nothing = np.zeros(len(stages))
-    if kind == "latency":
-        hops = np.where(links.busy <= slowest_hop, links.hops, np.inf)
-        return ChainProblem(stages, hops, links.entry, links.leave, max_stages, links.back)
-    hops = links.busy if kind == "throughput" else np.zeros_like(links.busy)
-    return ChainProblem(stages, hops, nothing, nothing, max_stages, None, kind == "throughput")
+def _seconds(_: int, seconds: Costs, allowed: Allowed) -> Costs:
+    return np.where(allowed, seconds, np.inf)

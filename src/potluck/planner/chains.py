@@ -15,7 +15,7 @@ Costs = npt.NDArray[np.float64]
 EXACT_NODES = 8  # that many always; a few more where the last step does not depend on the first node
 _EXACT_SETS = EXACT_NODES * EXACT_NODES << (EXACT_NODES - 1)
 _ORDERS, _MOST_ORDERS = 24, 300  # that a search tries, by what one costs
-_EFFORT = 6_000_000
+_EFFORT, _PER_NODE = 12_000_000, 8_000  # in additions; a node costs some calls besides
 _FIRST_CUT, _LATER_CUT, _LEAST_CUT = 0.5, 0.04, 0.005  # by how much a bar on the slowest stage is lowered at a time
 _SMALL_CUBE = 1 << 15  # numbers that stay in the cache
 
@@ -203,7 +203,7 @@ def search_chain(problem: ChainProblem, seeds: Sequence[Sequence[int]] = ()) -> 
     best: Chain | None = None
     for order in seeds:
         best = improve(problem, order, best)
-    per_order = problem.node_count * problem.stages.shape[1] ** 2
+    per_order = problem.node_count * (problem.stages.shape[1] ** 2 + _PER_NODE)
     for turn, shuffled in enumerate(
         _shuffles(problem.node_count, min(_MOST_ORDERS, max(_ORDERS, _EFFORT // per_order)))
     ):

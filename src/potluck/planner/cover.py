@@ -9,7 +9,10 @@ from potluck.wire.messages import Stage
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A stage that some node offers. Lower `cost` and `queue_depth` are better; ids break ties, so that every node agrees."""
+    """A stage that some node offers, with what was measured of it (None, and 0 in `step_us` and `max_streams`: not known).
+
+    Ids break ties, so that every node agrees. `greedy_cover` looks at the queue and the LAN only, `route.py` at all of it.
+    """
 
     node: bytes
     address: str
@@ -17,6 +20,16 @@ class Candidate(msgspec.Struct, frozen=True):
     queue_depth: int = 0
     step_us: int = 0
     is_local: bool = False  # on the same LAN, or in this process
+    layer_s: float | None = None  # one token through one layer
+    output_s: float = 0.0
+    hop_s: float | None = None  # one way, to hand it an activation
+    streams: int = 0
+    max_streams: int = 0
+    is_spare: bool = False  # used where others fail, not before
+
+    @property
+    def is_full(self) -> bool:
+        return 0 < self.max_streams <= self.streams
 
 
 class Placed(msgspec.Struct, frozen=True):
@@ -44,7 +57,7 @@ def greedy_cover(candidates: Sequence[Candidate], wanted: Stage) -> list[Placed]
         stop = min(best.stage.stop, wanted.stop)
         is_last = stop == wanted.stop and (best.stage.has_output or not wanted.has_output)
         stage = Stage(cursor, stop, needs_embedding, is_last and wanted.has_output)
-        placed.append(Placed(best.node, best.address, stage, _share(best, stage)))
+        placed.append(Placed(best.node, best.address, stage, step_share_us(best, stage)))
         if is_last:
             return placed
         cursor, needs_embedding = stop, False
@@ -84,7 +97,7 @@ def _preference(candidate: Candidate, wanted: Stage) -> tuple[int, bool, bool, i
     return (candidate.queue_depth, not candidate.is_local, not finishes, -candidate.stage.stop, candidate.node)
 
 
-def _share(candidate: Candidate, stage: Stage) -> int:
+def step_share_us(candidate: Candidate, stage: Stage) -> int:
     whole = max(1, candidate.stage.stop - candidate.stage.start)
     return candidate.step_us * (stage.stop - stage.start) // whole
 

@@ -76,16 +76,21 @@ def plan(
     if best is None:
         raise refusal(swarm)
     held = _valid_holdings(swarm)
-    kept = swarm.best([held.get(index) for index in range(len(swarm.offers))])
-    if kept is None or kept.cost > best.cost * (1 + KEEP_WITHIN):
+    chain = _through(swarm, held)
+    worst = best.cost * (1 + KEEP_WITHIN)
+    if chain is None or chain.cost > worst:
         tolerance = KEEP_WITHIN if any(offer.current is not None for offer in swarm.offers) else 0.0
-        kept = swarm.least_moved(swarm.free_windows(), best, tolerance)
-        held = _with_chain(swarm, held, kept)
-    final = add_replicas(swarm, held, frozenset(part.index for part in kept.parts))
-    chain = swarm.best([final.get(index) for index in range(len(swarm.offers))])
-    if chain is None or chain.cost > best.cost * (1 + KEEP_WITHIN):
-        chain = kept  # many nodes: the search over what is held now missed the chain that it was built around
-    return _described(swarm, final, chain)
+        chain = swarm.least_moved(swarm.free_windows(), best, tolerance)
+        held = _with_chain(held, chain)
+    final = add_replicas(swarm, held, frozenset(part.index for part in chain.parts))
+    # Replicas may serve better than the nodes that the plan began with; the next plan, which knows what is held only, sees the same.
+    again = _through(swarm, final)
+    return _described(swarm, final, again if again is not None and again.cost <= worst else chain)
+
+
+def _through(swarm: Swarm, held: Holdings) -> Chain | None:
+    """The best chain over what is held."""
+    return swarm.best([held.get(index) for index in range(len(swarm.offers))])
 
 
 def _valid_holdings(swarm: Swarm) -> Holdings:
@@ -93,7 +98,7 @@ def _valid_holdings(swarm: Swarm) -> Holdings:
     held: Holdings = {}
     for index, offer in enumerate(swarm.offers):
         stage = offer.current
-        if swarm.exclusion(index) is not None:
+        if swarm.exclusions[index] is not None:
             continue
         if offer.pinned is not None:
             held[index] = offer.pinned
@@ -104,7 +109,7 @@ def _valid_holdings(swarm: Swarm) -> Holdings:
     return held
 
 
-def _with_chain(swarm: Swarm, held: Holdings, chain: Chain) -> Holdings:
+def _with_chain(held: Holdings, chain: Chain) -> Holdings:
     """Nodes of the chain hold their part of it, or go on holding more where they do; a pin is never changed."""
     result = dict(held)
     for part in chain.parts:
@@ -165,7 +170,7 @@ def _serving_reason(swarm: Swarm, part: Part, held: LayerRange, chain: Chain, to
 
 
 def _idle_reason(swarm: Swarm, index: int) -> str:
-    excluded = swarm.exclusion(index)
+    excluded = swarm.exclusions[index]
     if excluded is not None:
         return excluded
     offer, tables = swarm.offers[index], swarm.tables

@@ -18,7 +18,7 @@ def add_replicas(swarm: Swarm, holdings: Mapping[int, LayerRange], in_chain: fro
     """`holdings` and what idle nodes take; where layers have one holder only, replicas that are not needed move, others grow."""
     held = dict(holdings)
     counts = holders_per_layer(swarm, held)
-    idle = [index for index in range(len(swarm.offers)) if index not in held and swarm.exclusion(index) is None]
+    idle = [index for index in range(len(swarm.offers)) if index not in held and swarm.exclusions[index] is None]
     for index in sorted(idle, key=lambda index: -swarm.tables.budget(swarm.offers[index])):
         window = _scarcest(swarm, index, counts)
         if window is not None:

@@ -38,7 +38,7 @@ def random_offers(
     draw: random.Random, model: ModelCosts, most_nodes: int = 4, is_free: bool = False
 ) -> list[NodeOffer]:
     count = draw.randint(1, most_nodes)
-    share = draw.choice([0.7, 1.2, 2.5]) * model.total_bytes / count
+    share = draw.choice([1.0, 2.0, 4.0]) * model.total_bytes / count
     return [_random_offer(draw, model, number, share, is_free) for number in draw.sample(range(1, 200), count)]
 
 

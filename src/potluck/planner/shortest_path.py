@@ -1,0 +1,282 @@
+"""The shortest path over shards: per-layer times, hops, queues, and where to go over from one holder to the next. Pure.
+
+Embedding, layers and output are places in a row; each place has a holder; staying with a holder costs no hop.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from potluck.core.limits import MAX_SHARDS_PER_REQUEST
+from potluck.planner.costs import Links
+from potluck.planner.cover import Candidate, Placed, step_share_us
+from potluck.wire.messages import Stage
+
+Seconds = npt.NDArray[np.float64]
+
+# Where nothing was measured.
+LAN_HOP_S, WAN_HOP_S = 0.0005, 0.03
+LAYER_S = 0.002
+# Charged for each layer and end, beyond any real time: spares are used where nobody else is left.
+_SPARE_S = 1_000.0
+_MOST_QUEUE_S = 1e9
+_MOST_WITH_LINKS = 96  # candidates between which each single link is looked at
+
+
+class RouteRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request may use. `own` is the node that asks: not the first stage unless allowed, so that others do the work."""
+
+    max_shards: int = MAX_SHARDS_PER_REQUEST
+    own: bytes | None = None
+    allows_own_first: bool = False
+    excluded: frozenset[bytes] = frozenset()
+    links: Links | None = None  # measured between shards; without them each candidate's own hop counts
+    activation_bytes: int = 0
+
+
+# ---------------------------------------------------------------- what a candidate costs
+
+
+def _layer_s(candidate: Candidate) -> float:
+    if candidate.layer_s is not None:
+        return candidate.layer_s
+    layers = candidate.stage.stop - candidate.stage.start
+    return candidate.step_us / 1e6 / layers if candidate.step_us > 0 and layers > 0 else LAYER_S
+
+
+def _hop_s(candidate: Candidate) -> float:
+    if candidate.hop_s is not None:
+        return candidate.hop_s
+    return LAN_HOP_S if candidate.is_local else WAN_HOP_S
+
+
+def _queue_s(candidate: Candidate) -> float:
+    """What is queued there goes first, each a step over all that it holds."""
+    layers = max(1, candidate.stage.stop - candidate.stage.start)
+    return min(candidate.queue_depth * _layer_s(candidate) * layers, _MOST_QUEUE_S)
+
+
+def entry_s(candidate: Candidate, before: bytes | None, rules: RouteRules) -> float:
+    source = before if before is not None else rules.own
+    if rules.links is None or source is None:
+        return _hop_s(candidate) + _queue_s(candidate)
+    return rules.links.hop_s(source, candidate.node, rules.activation_bytes) + _queue_s(candidate)
+
+
+def leave_s(candidate: Candidate, after: bytes | None, rules: RouteRules) -> float:
+    target = after if after is not None else rules.own
+    if rules.links is None or target is None:
+        return _hop_s(candidate)
+    return rules.links.hop_s(candidate.node, target, rules.activation_bytes if after is not None else 0)
+
+
+def work_s(candidate: Candidate, stage: Stage) -> float:
+    layers = stage.stop - stage.start
+    places = layers + stage.has_embedding + stage.has_output
+    spare = _SPARE_S * places if candidate.is_spare else 0.0
+    return layers * _layer_s(candidate) + spare + (candidate.output_s if stage.has_output else 0.0)
+
+
+def holds(held: Stage, part: Stage) -> bool:
+    has_ends = (held.has_embedding or not part.has_embedding) and (held.has_output or not part.has_output)
+    return held.start <= part.start and part.stop <= held.stop and has_ends
+
+
+# ---------------------------------------------------------------- the shortest path
+
+
+@dataclass(frozen=True)
+class _Field:
+    """Candidates as arrays. Places run over the embedding (where wanted), the layers, the output (where wanted)."""
+
+    usable: list[Candidate]
+    first: npt.NDArray[np.int64]  # place
+    stop: npt.NDArray[np.int64]
+    embedding: Seconds
+    work: Seconds  # of a layer
+    output: Seconds
+    entry: Seconds  # from whoever comes before, links aside
+    start: Seconds  # from `before`, infinite where it may not begin
+    leave: Seconds
+    hops: Seconds | None  # [from, to], with links
+    is_barred: npt.NDArray[np.bool_]  # from the first layer too, so that an embedding elsewhere is no way round it
+
+
+def shortest_path(
+    candidates: Sequence[Candidate], wanted: Stage, rules: RouteRules, before: bytes | None, after: bytes | None
+) -> tuple[list[Placed], float] | None:
+    places = wanted.stop - wanted.start + wanted.has_embedding + wanted.has_output
+    if places == 0:
+        return [], 0.0
+    if rules.max_shards < 1:
+        return None
+    field = _field(candidates, wanted, rules, before, after, places)
+    if not field.usable:
+        return None
+    path = _path(field, wanted, places, None)
+    if path is not None and _shards(path[0]) > rules.max_shards:
+        path = _path(field, wanted, places, rules.max_shards)
+    return None if path is None else (_placed(field, wanted, path[0]), path[1])
+
+
+def _field(
+    candidates: Sequence[Candidate],
+    wanted: Stage,
+    rules: RouteRules,
+    before: bytes | None,
+    after: bytes | None,
+    places: int,
+) -> _Field:
+    usable = [
+        each
+        for each in candidates
+        if each.stage.start <= wanted.stop and each.stage.stop >= wanted.start
+        if not each.is_full and each.node not in rules.excluded and _is_used(_span(each.stage, wanted, places))
+    ]
+    usable.sort(key=lambda each: (not each.is_local, each.node, each.stage.start, each.stage.stop))
+    if rules.links is not None and len(usable) > _MOST_WITH_LINKS:
+        usable = _nearest(usable, wanted)
+    spans = [_span(each.stage, wanted, places) for each in usable]
+    bounds = np.array(spans, np.int64).reshape(-1, 2)
+    spare = np.array([_SPARE_S if each.is_spare else 0.0 for each in usable])
+    is_barred = np.array([_may_not_begin(each, wanted, rules, before) for each in usable], np.bool_)
+    start = np.array([entry_s(each, before, rules) for each in usable], np.float64)
+    return _Field(
+        usable,
+        bounds[:, 0],
+        bounds[:, 1],
+        spare,
+        np.array([_layer_s(each) for each in usable]) + spare,
+        np.array([each.output_s for each in usable]) + spare,
+        np.array([_hop_s(each) + _queue_s(each) for each in usable]),
+        np.where(is_barred, np.inf, start),
+        np.array([leave_s(each, after, rules) for each in usable]),
+        _between_shards(usable, rules),
+        is_barred,
+    )
+
+
+def _may_not_begin(candidate: Candidate, wanted: Stage, rules: RouteRules, before: bytes | None) -> bool:
+    return before is None and wanted.has_embedding and candidate.node == rules.own and not rules.allows_own_first
+
+
+def _span(stage: Stage, wanted: Stage, places: int) -> tuple[int, int]:
+    """The places that a shard can serve; empty where first ≥ stop. Layer l is place l - wanted.start, one later after an embedding."""
+    shift = int(wanted.has_embedding) - wanted.start
+    lo, hi = max(stage.start, wanted.start), min(stage.stop, wanted.stop)
+    if hi < lo:
+        return 0, 0
+    first, stop = lo + shift, hi + shift
+    if wanted.has_embedding and stage.has_embedding and lo == wanted.start:
+        first = 0
+    if wanted.has_output and stage.has_output and hi == wanted.stop:
+        stop = places
+    return first, stop
+
+
+def _is_used(span: tuple[int, int]) -> bool:
+    return span[0] < span[1]
+
+
+def _nearest(usable: list[Candidate], wanted: Stage) -> list[Candidate]:
+    """With measured links every pair counts, so very many holders are thinned out: the best few of each layer stay."""
+    rank = sorted(usable, key=lambda each: (each.is_spare, _layer_s(each) + _queue_s(each), each.node))
+    share = max(2, _MOST_WITH_LINKS // max(1, wanted.stop - wanted.start))
+    taken = dict.fromkeys(range(wanted.start, wanted.stop + 1), 0)
+    chosen = []
+    for each in rank:
+        layers = range(max(each.stage.start, wanted.start), min(each.stage.stop, wanted.stop) + 1)
+        if any(taken[layer] < share for layer in layers):
+            chosen.append(each)
+            for layer in layers:
+                taken[layer] += 1
+    members = {id(each) for each in chosen}
+    return [each for each in usable if id(each) in members]
+
+
+def _between_shards(usable: Sequence[Candidate], rules: RouteRules) -> Seconds | None:
+    links = rules.links
+    if links is None:
+        return None
+    queues = [_queue_s(each) for each in usable]
+    rows = [
+        [links.hop_s(a.node, b.node, rules.activation_bytes) + queue for b, queue in zip(usable, queues, strict=True)]
+        for a in usable
+    ]
+    return np.array(rows).reshape(len(usable), len(usable))
+
+
+def _path(field: _Field, wanted: Stage, places: int, limit: int | None) -> tuple[list[int], float] | None:
+    """The candidate of each place, and the time; rows count shards where there is a limit."""
+    rows, count = 1 if limit is None else limit, len(field.usable)
+    best = np.full((rows, count), np.inf)
+    best[0] = np.where(field.first == 0, field.start + _place_s(field, wanted, 0, places), np.inf)
+    came_from = np.full((places, rows, count), -1, np.int64)
+    for place in range(1, places):
+        stay = np.where(field.stop > place, best, np.inf)
+        change, sources = _changes(field, best, limit)
+        change[:, (field.first > place) | (field.stop <= place)] = np.inf
+        if wanted.has_embedding and place == 1:
+            change[:, field.is_barred] = np.inf
+        is_change = change < stay
+        came_from[place] = np.where(is_change, sources, -1)
+        best = np.where(is_change, change, stay) + _place_s(field, wanted, place, places)
+    ends = best + field.leave
+    row, last = (int(at) for at in np.unravel_index(int(np.argmin(ends)), ends.shape))
+    if not np.isfinite(ends[row, last]):
+        return None
+    return _walk_back(came_from, row, last, limit is not None), float(ends[row, last])
+
+
+def _changes(field: _Field, best: Seconds, limit: int | None) -> tuple[Seconds, npt.NDArray[np.int64]]:
+    """For each candidate the least time to get there from another, and from whom."""
+    if limit is not None:
+        best = np.concatenate((np.full((1, best.shape[1]), np.inf), best[:-1]))
+    if field.hops is None:
+        sources = np.argmin(best, axis=1)
+        least = np.take_along_axis(best, sources[:, None], axis=1)
+        return least + field.entry, np.broadcast_to(sources[:, None], best.shape)
+    through = best[:, :, None] + field.hops[None]
+    sources = np.argmin(through, axis=1)
+    return np.take_along_axis(through, sources[:, None, :], axis=1)[:, 0], sources
+
+
+def _place_s(field: _Field, wanted: Stage, place: int, places: int) -> Seconds:
+    if wanted.has_embedding and place == 0:
+        return field.embedding
+    return field.output if wanted.has_output and place == places - 1 else field.work
+
+
+def _walk_back(came_from: npt.NDArray[np.int64], row: int, last: int, is_counted: bool) -> list[int]:
+    path = [last]
+    for place in range(len(came_from) - 1, 0, -1):
+        source = int(came_from[place, row, path[-1]])
+        if source >= 0:
+            row = row - 1 if is_counted else row
+        path.append(source if source >= 0 else path[-1])
+    return path[::-1]
+
+
+def _shards(path: Sequence[int]) -> int:
+    return 1 + sum(a != b for a, b in itertools.pairwise(path))
+
+
+def _placed(field: _Field, wanted: Stage, path: Sequence[int]) -> list[Placed]:
+    placed, place = [], 0
+    shift = int(wanted.has_embedding) - wanted.start
+    for index, run in itertools.groupby(path):
+        stop = place + len(list(run))
+        stage = Stage(
+            min(max(place - shift, wanted.start), wanted.stop),
+            min(max(stop - shift, wanted.start), wanted.stop),
+            wanted.has_embedding and place == 0,
+            wanted.has_output and stop == len(path),
+        )
+        candidate = field.usable[index]
+        placed.append(Placed(candidate.node, candidate.address, stage, step_share_us(candidate, stage)))
+        place = stop
+    return placed
