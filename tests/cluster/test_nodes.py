@@ -3,14 +3,17 @@
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import psutil
 import pytest
 
 from potluck.core.errors import ShardUnavailable
 from potluck.core.sampling_params import SamplingParams
+from potluck.engine.cpu_engine import Step
 from potluck.net.loop import run
 from potluck.node.asking import RemoteModel
 from potluck.node.node import Node
@@ -19,8 +22,10 @@ from potluck.orchestrator.frames import ShardStatus, StreamFrame, TokenDelta
 from potluck.orchestrator.generation import GenerationSettings
 from potluck.orchestrator.orchestrator import DistributedChatParams
 from potluck.planner.cover import Placed
+from potluck.shard.in_process import TensorChunk
 from potluck.weights.store import ModelStore
 from potluck.wire.messages import Stage
+from potluck.worker.local_model import LocalModel
 from tests.support.shard_cores import every_message
 from tests.support.swarms import TINY, frames_of, head_node, stored_tiny, tokens_of
 
@@ -145,3 +150,39 @@ def test_those_who_stay_in_a_pipeline_suspect_the_one_that_was_lost(models_home:
             assert not store.is_suspect(lost.id, loop.time())
 
     run(ask())
+
+
+async def chunks_of(*parts: TensorChunk) -> AsyncIterator[TensorChunk]:
+    for part in parts:
+        yield part
+
+
+def test_activations_go_in_and_come_out_of_a_shard_in_the_same_process(models_home: Path) -> None:
+    """Two shards one after the other, in uneven chunks, give the hidden states of the whole model to the last bit."""
+    tokens = list(range(1, 21))
+
+    async def ask() -> tuple[bytes, list[int], str]:
+        async with head_node([]) as first, head_node([]) as second:
+            served(first, models_home, "0-3")
+            served(second, models_home, "4-7")
+            [lower], [upper] = first.shards, second.shards
+            parts = [
+                TensorChunk(n, np.array(tokens[a : a + n], "<i4").tobytes()) for a, n in ((0, 7), (7, 12), (19, 1))
+            ]
+            rows = b"".join([out.data async for out in upper.forward(lower.forward(chunks_of(*parts), 20), 20)])
+            await asyncio.sleep(0)
+            with pytest.raises(ShardUnavailable, match="bad_request: 3 bytes for 1 positions"):
+                async for _ in upper.forward(chunks_of(TensorChunk(1, b"abc")), 4):
+                    pass
+            with pytest.raises(ShardUnavailable, match="context_length_exceeded"):
+                async for _ in upper.forward(chunks_of(), 10_000):
+                    pass
+            return rows, [each.core.session_count for each in (lower, upper)], repr(lower._callers)
+
+    rows, left, callers = run(ask())
+    entry, store = stored_tiny(models_home), ModelStore(models_home / "models")
+    model = LocalModel(store.open(TINY), source=entry.weights_sha256, cache_folder=store.packed_folder(TINY), threads=1)
+    [result] = model.engine.forward([Step(model.engine.open(20), 0, tokens=tokens)])
+    model.close()
+    assert rows == result.hidden.tobytes()
+    assert (left, callers) == ([0, 0], "{}")

@@ -122,5 +122,6 @@ def logprobs_of(logits: Floats, token: int, count: int) -> tuple[float, tuple[tu
     """The token's log probability, and those of the `count` likeliest tokens."""
     largest, total = log_total(logits)
     offset = float(largest) + log64(total)
+    count = min(count, len(logits))
     ranked = _ranked(logits, count)[:count] if count else np.zeros(0, np.int64)
     return float(logits[token]) - offset, tuple((int(i), float(logits[i]) - offset) for i in ranked)

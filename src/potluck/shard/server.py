@@ -4,19 +4,20 @@ Imports neither numba nor torch; numbers live in the worker.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from datetime import UTC, datetime
 
 import msgspec
 
 from potluck.core.errors import ShardUnavailable
 from potluck.shard.core import ShardCore, Suspect
+from potluck.shard.in_process import InProcessCaller, TensorChunk
 from potluck.shard.settings import ShardSettings
 from potluck.shard.worker_supervisor import WorkerSupervisor
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.codecs import encoded_bytes
 from potluck.wire.effects import SendTo
-from potluck.wire.messages import Message, ShardInfo
+from potluck.wire.messages import Close, Message, ShardInfo
 from potluck.wire.work import FromWorker, LoadFailed
 from potluck.wire.worker_settings import WorkerSettings
 
@@ -51,6 +52,7 @@ class ShardServer:
         self.supervisor = WorkerSupervisor(worker, self._on_worker_message, self._on_worker_lost)
         self.on_suspect: Callable[[bytes], None] = lambda node: None  # told whom a head has found lost
         self._send = send
+        self._callers: dict[bytes, InProcessCaller] = {}
         self._loop = asyncio.get_running_loop()
         self._settled = asyncio.Event()  # loaded, or known not to be
         self._failure = ""
@@ -74,6 +76,27 @@ class ShardServer:
         await self._settled.wait()
         if self._failure:
             raise ShardUnavailable(f"{self.shard_id} cannot be loaded: {self._failure}")
+
+    async def forward(
+        self, activations_in: AsyncIterable[TensorChunk], positions: int
+    ) -> AsyncGenerator[TensorChunk, None]:
+        """Activations in, activations out, for callers in this process; between nodes steps go straight from shard to shard.
+
+        One session of up to `positions` positions, whose KV goes when the stream ends or is closed. Chunks that enter are float32 rows
+        (token ids, where the shard has the embedding); those that leave are the rows after the last layer. Raises ShardUnavailable.
+        """
+        caller = InProcessCaller(self.settings, positions)
+        self._callers[caller.id] = caller
+        try:
+            self.deliver(caller.id, caller.opening, b"")
+            await caller.answer()
+            async for chunk in activations_in:
+                self.deliver(caller.id, caller.next_step(chunk.count), chunk.data)
+                _, body = await caller.answer()
+                yield TensorChunk(chunk.count, body)
+        finally:
+            self.deliver(caller.id, Close(caller.session), b"")
+            del self._callers[caller.id]
 
     def deliver(self, sender: bytes, message: Message, body: bytes) -> None:
         self.core.on_message(sender, message, body, self._loop.time(), self._worker_idle_us())
@@ -107,7 +130,8 @@ class ShardServer:
     def _carry_out(self) -> None:
         for effect in self.core.take_effects():
             if isinstance(effect, SendTo):
-                self._send(effect)
+                caller = self._callers.get(effect.node)
+                self._send(effect) if caller is None else caller.hear(effect)
             elif isinstance(effect, Suspect):
                 self.on_suspect(effect.node)
             else:

@@ -260,3 +260,28 @@ def test_an_engine_prints_its_state_in_one_line(engine: CpuEngine) -> None:
     engine.open(10)
     assert repr(engine).count("\n") == 0
     assert "1 sessions" in repr(engine)
+
+
+# ---------------------------------------------------------------- logits of rows that were computed before
+
+
+def test_rows_are_projected_with_the_bits_of_a_step_that_asks_for_logits(engine: CpuEngine) -> None:
+    session, again = engine.open(40), engine.open(40)
+    tokens = list(range(1, 31))
+    [asked] = engine.forward([Step(session, 0, tokens=tokens, logits=range(30))])
+    [plain] = engine.forward([Step(again, 0, tokens=tokens)])
+    assert asked.logits is not None
+    for first in range(0, 30, 7):
+        assert_same_bits(engine.project(again, plain.hidden[first : first + 7]), asked.logits[first : first + 7])
+
+
+def test_rows_that_cannot_be_projected_are_refused(engine: CpuEngine, middle: CpuEngine) -> None:
+    session = engine.open(4)
+    with pytest.raises(BadRequest, match="at most"):
+        engine.project(session, rows(engine.output_rows + 1))
+    with pytest.raises(BadRequest, match="at most"):
+        engine.project(session, rows(0))
+    with pytest.raises(BadRequest, match="does not own the output"):
+        middle.project(middle.open(4), rows(1))
+    with pytest.raises(BadRequest, match="does not own the output"):
+        engine.project(engine.open(4, LayerRange(0, 2)), rows(1))
