@@ -1,5 +1,9 @@
 """Messages for tests of the wire and the links."""
 
+from typing import Any
+
+import msgspec
+
 from potluck.core.grammar import Grammar
 from potluck.core.sampling_params import SamplingParams
 from potluck.wire.messages import Close, Describe, Message, Open, Sampler, Stage, Step, Wiring
@@ -54,6 +58,36 @@ def opening(session: int = 1, history: int = 4) -> Open:
         wiring=Wiring(previous=None, next=None, ring=None, ring_from=None, forward_from=0, stages=1),
         sampler=sampler,
     )
+
+
+def one_of_every_message() -> list[Message]:
+    """The plainest message of each type that there is."""
+    kinds = msgspec.inspect.type_info(Message)
+    assert isinstance(kinds, msgspec.inspect.UnionType)
+    return [_plainest(kind) for kind in kinds.types]
+
+
+def _plainest(kind: msgspec.inspect.Type) -> Any:
+    match kind:
+        case msgspec.inspect.StructType(cls=cls, fields=fields):
+            return cls(**{field.name: _plainest(field.type) for field in fields if field.required})
+        case msgspec.inspect.UnionType(types=types):
+            return None if any(isinstance(each, msgspec.inspect.NoneType) for each in types) else _plainest(types[0])
+        case msgspec.inspect.LiteralType(values=values):
+            return values[0]
+        case msgspec.inspect.BytesType(min_length=length):
+            return bytes(length or 0)
+        case msgspec.inspect.StrType():
+            return "x"
+        case msgspec.inspect.IntType(ge=least):
+            return least or 0
+        case msgspec.inspect.FloatType():
+            return 0.0
+        case msgspec.inspect.BoolType():
+            return False
+        case msgspec.inspect.VarTupleType() | msgspec.inspect.TupleType():
+            return ()
+    raise AssertionError(f"no example of {kind}")
 
 
 def session_of(message: Message) -> bytes:

@@ -28,7 +28,7 @@ class HostLimits:
 
     def may_try(self, host: str, now_s: float) -> bool:
         """Whether a connection from this host is worth a handshake."""
-        return self._level(host_group(host), now_s) < self.failures
+        return self._level(host_group(host), now_s) <= self.failures - 1
 
     def failed(self, host: str, now_s: float) -> None:
         """A handshake with this host came to nothing."""

@@ -24,6 +24,7 @@ SECRET_BYTES = 16
 MAX_ADDRESSES = 8
 MAX_INVITES = 1024
 MAX_USES = 1024
+MAX_EXPIRY_S = 1 << 40
 KEPT_AFTER_EXPIRY_S = 30 * 86400.0  # so that whoever comes late hears "expired" rather than "unknown"
 _MAX_TEXT = 4096
 _MAX_NAME_BYTES = 247
@@ -168,7 +169,7 @@ class IssuedInvite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secret: Annotated[bytes, Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
     trust: Trust
     uses: Annotated[int, Meta(ge=1, le=MAX_USES)]
-    expires_at_s: Annotated[int, Meta(ge=0, lt=1 << 40)]
+    expires_at_s: Annotated[int, Meta(ge=0, lt=MAX_EXPIRY_S)]
     redeemed_by: Annotated[tuple[NodeId, ...], Meta(max_length=2 * MAX_USES)] = ()
     is_withdrawn: bool = False
 

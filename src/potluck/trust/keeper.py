@@ -12,12 +12,21 @@ from typing import Literal
 
 import msgspec
 
-from potluck.core.errors import BadSwarmFile, NotEntitled, RecordRefused
+from potluck.core.errors import BadRequest, BadSwarmFile, NotEntitled, RecordRefused
 from potluck.identity.keys import NodeKey, short_id
 from potluck.identity.signed import Signed
 from potluck.trust import issuing
-from potluck.trust.invites import SECRET_BYTES, Invite, InviteBook, InviteRefusal, IssuedInvite
-from potluck.trust.records import NONCE_BYTES, RefusalReason, Trust, found
+from potluck.trust.invites import (
+    MAX_EXPIRY_S,
+    MAX_USES,
+    SECRET_BYTES,
+    Invite,
+    InviteBook,
+    InviteRefusal,
+    IssuedInvite,
+    encode_invite,
+)
+from potluck.trust.records import MAX_NAME_CHARACTERS, NONCE_BYTES, RefusalReason, Trust, found
 from potluck.trust.roster import Roster
 from potluck.trust.swarm_file import SwarmFile, SwarmState
 from potluck.wire.handshake import INVITE_ID_BYTES, PresentedTicket
@@ -53,7 +62,9 @@ class SwarmKeeper:
     def found(
         cls, key: NodeKey, file: SwarmFile, name: str = "", minimum_to_serve: Trust = Trust.TRUSTED
     ) -> "SwarmKeeper":
-        """A new swarm, of which this node is the founder. Raises BadSwarmFile where it belongs to one."""
+        """A new swarm, of which this node is the founder. Raises BadSwarmFile where it belongs to one, BadRequest."""
+        if len(name) > MAX_NAME_CHARACTERS:
+            raise BadRequest(f"a swarm's name has {MAX_NAME_CHARACTERS} characters at most")
         founding = found(key, name, os.urandom(NONCE_BYTES))
         file.create(SwarmState(Roster.founded(founding).swarm, key.node_id, (founding,)))
         return cls(key, file, minimum_to_serve)
@@ -154,15 +165,19 @@ class SwarmKeeper:
         self, trust: Trust, uses: int, expires_at_s: int, addresses: tuple[str, ...], now_s: float
     ) -> Invite:  # fmt: skip
         """An invite for as many nodes, good until a time on this node's wall clock. Raises NotEntitled, BadRequest."""
-        swarm = self.roster.swarm
-        issued = IssuedInvite(swarm, _fresh_id(), os.urandom(SECRET_BYTES), trust, uses, expires_at_s)
+        swarm, invite_id, secret = self.roster.swarm, _fresh_id(), os.urandom(SECRET_BYTES)
+        invite = Invite(swarm, self._key.node_id, invite_id, secret, expires_at_s, addresses)
+        if not (1 <= uses <= MAX_USES and now_s < expires_at_s < MAX_EXPIRY_S):
+            raise BadRequest(f"an invite is for 1 to {MAX_USES} nodes, and expires in the future")
+        encode_invite(invite)  # raises before anything is promised
+        issued = IssuedInvite(swarm, invite_id, secret, trust, uses, expires_at_s)
 
         def change(roster: Roster, book: InviteBook) -> tuple[Roster, InviteBook]:
             issuing.check_may_admit(roster, self._key.node_id, trust)
             return roster, book.with_invite(issued, now_s)
 
         self._update(change)
-        return Invite(swarm, self._key.node_id, issued.invite_id, issued.secret, expires_at_s, addresses)
+        return invite
 
     def withdraw(self, invite_id: bytes) -> None:
         """Nobody can use that invite any more."""

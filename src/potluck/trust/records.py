@@ -18,6 +18,7 @@ from potluck.identity.signed import Signed, sign
 SWARM_ID_BYTES = 16
 NONCE_BYTES = 16
 MAX_KEPT = 1024
+MAX_NAME_CHARACTERS = 64
 _SWARM_DOMAIN = b"potluck/swarm\0"
 _REMEMBERED = 8192  # small records whose signature was checked; a record comes from many neighbours
 SMALL_BYTES = 1024
@@ -73,7 +74,7 @@ class Founding(_Statement, frozen=True):
 
     swarm: SwarmId
     nonce: Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
-    name: Annotated[str, Meta(max_length=64)]
+    name: Annotated[str, Meta(max_length=MAX_NAME_CHARACTERS)]
 
 
 class Membership(_Statement, frozen=True):

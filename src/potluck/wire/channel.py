@@ -24,6 +24,7 @@ class Channel:
         self._decoder = FrameDecoder()
         self._held: dict[int, int] = {}  # stream: chunks consumed and not granted
         self.is_ended = False  # the other side said goodbye
+        self.received_bytes = 0  # looked at, whatever became of them
 
     def __repr__(self) -> str:
         return f"<Channel {self.writer!r} {self._decoder!r}, {len(self._held)} streams held>"
@@ -34,6 +35,7 @@ class Channel:
     def receive(self, data: bytes) -> list[Received]:
         """Messages that are complete now; call `consumed` for each when it was dealt with. Raises ProtocolViolation."""
         received = []
+        self.received_bytes += len(data)
         for event in self._decoder.feed(data):
             if type(event) is Received:
                 received.append(event)

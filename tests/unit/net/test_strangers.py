@@ -11,7 +11,8 @@ import pytest
 
 from potluck.core.errors import DialFailed, PeerRefused, ProtocolViolation, WrongPeer
 from potluck.identity.keys import NodeKey
-from potluck.net.connection import Accepter
+from potluck.net.connection import Accepter, Connection
+from potluck.net.host_limits import HostLimits
 from potluck.net.link import Admits, LinkHandler, admit_anyone
 from potluck.net.tcp import MAX_HALF_OPEN, TcpListener, TcpTransport
 from potluck.net.tls import TlsTransport
@@ -25,7 +26,7 @@ from potluck.wire.handshake import (
     PresentedTicket,
 )
 from tests.support.link_ends import ACCEPTER, DIALER, OTHER, PATIENCE_S, Recorder, run_test
-from tests.support.wire_messages import step
+from tests.support.wire_messages import one_of_every_message, step
 
 TRANSPORTS: dict[str, type[TcpTransport]] = {"tcp": TcpTransport, "tls": TlsTransport}
 
@@ -63,6 +64,17 @@ class Stranger:
         except (ConnectionError, ssl.SSLError):
             return True
 
+    async def last_words(self) -> bytes:
+        """Everything until the connection ends."""
+        said = b""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while data := await self.reader.read(1 << 16):
+                    said += data
+        except (ConnectionError, ssl.SSLError):
+            pass
+        return said
+
     async def authenticate(self, key: NodeKey) -> None:
         handshake = DialerHandshake(key, None, os.urandom(32))
         self.writer.write(handshake.auth(await self.read(HELLO_BYTES)))
@@ -80,9 +92,13 @@ def unverified() -> ssl.SSLContext:
 
 
 async def listen(
-    kind: str, handler: LinkHandler, admits: Admits = admit_anyone, handshake_timeout_s: float = 5.0
+    kind: str,
+    handler: LinkHandler,
+    admits: Admits = admit_anyone,
+    handshake_timeout_s: float = 5.0,
+    limits: HostLimits | None = None,
 ) -> TcpListener:
-    return await TRANSPORTS[kind](ACCEPTER, admits, handshake_timeout_s).listen("127.0.0.1:0", handler)
+    return await TRANSPORTS[kind](ACCEPTER, admits, handshake_timeout_s, limits).listen("127.0.0.1:0", handler)
 
 
 async def assert_serves(kind: str, listener: TcpListener) -> None:
@@ -225,6 +241,94 @@ def test_refused_peer_cannot_say_anything(kind: str) -> None:
         assert handler.received == handler.lost == []
         stranger.leave()
         listener.close()
+
+    run_test(main())
+
+
+def watch_connections(listener: TcpListener) -> list[Connection]:
+    """Every connection that the listener takes from now on."""
+    taken: list[Connection] = []
+    make = listener._make_connection
+
+    def make_and_keep(on_settled: Callable[[Connection], None]) -> Connection:
+        taken.append(make(on_settled))
+        return taken[-1]
+
+    listener._make_connection = make_and_keep
+    return taken
+
+
+@pytest.mark.parametrize("attempt", ["before HELLO", "instead of AUTH", "with AUTH", "after the refusal"])
+def test_of_an_unadmitted_peer_no_message_of_any_type_is_parsed(kind: str, attempt: str) -> None:
+    """Not one byte reaches the frame decoder, whenever the peer sends them, and whatever it sends."""
+
+    async def main() -> None:
+        handler = Recorder()
+        listener = await listen(kind, handler, lambda node, ticket: "not a member", limits=HostLimits(failures=1000))
+        taken = watch_connections(listener)
+        messages = one_of_every_message()
+        assert len(messages) >= 19
+        for message in messages:
+            writer = FrameWriter()
+            writer.push(message)
+            frames = b"".join(writer.take(1 << 20))
+            stranger = await Stranger.connect(kind, listener.address)
+            if attempt == "before HELLO":
+                stranger.writer.write(frames.ljust(AUTH_BYTES, b"\0"))
+            auth = DialerHandshake(DIALER, None, os.urandom(32)).auth(await stranger.read(HELLO_BYTES))
+            if attempt == "instead of AUTH":
+                stranger.writer.write(frames.ljust(AUTH_BYTES, b"\0"))
+            elif attempt == "with AUTH":
+                stranger.writer.write(auth + frames)
+                await stranger.read(VERDICT_BYTES)
+            elif attempt == "after the refusal":
+                stranger.writer.write(auth)
+                await stranger.read(VERDICT_BYTES)
+                stranger.writer.write(frames)
+            assert await stranger.is_cut_off()
+            stranger.leave()
+        await settle(listener)
+        assert len(taken) == len(messages) == listener.refused
+        assert [connection._channel.received_bytes for connection in taken] == [0] * len(messages)
+        assert handler.received == handler.lost == []
+        listener.close()
+
+    run_test(main())
+
+
+def test_a_host_that_keeps_failing_waits_at_the_door_and_is_forgiven(kind: str) -> None:
+    async def main() -> None:
+        limits = HostLimits(failures=3, forgiven_per_s=0.001)
+        listener = await TRANSPORTS[kind](ACCEPTER, admit_anyone, 5.0, limits).listen("127.0.0.1:0", Recorder())
+        for _ in range(5):
+            stranger = await Stranger.connect("tcp", listener.address)
+            stranger.writer.write(bytes(1000))
+            assert len(await stranger.last_words()) < HELLO_BYTES + 10
+            stranger.leave()
+            await settle(listener)
+        assert (listener.refused, listener.limited) == (3, 2)
+        limits.forgiven_per_s = 1e6
+        await assert_serves(kind, listener)
+        listener.close()
+
+    run_test(main())
+
+
+def test_a_host_pushes_out_its_own_half_open_connections() -> None:
+    async def main() -> None:
+        limits = HostLimits(half_open=4)
+        listener = await TcpTransport(ACCEPTER, admit_anyone, 5.0, limits).listen("127.0.0.1:0", Recorder())
+        strangers = [await Stranger.connect("tcp", listener.address) for _ in range(6)]
+        for stranger in strangers[:2]:
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+                await stranger.read(HELLO_BYTES + 1)
+        assert listener.half_open == 4
+        assert limits.hosts == 0  # being pushed out is not held against anybody
+        await assert_serves("tcp", listener)
+        for stranger in strangers:
+            stranger.leave()
+        listener.close()
+        await asyncio.sleep(0.01)
 
     run_test(main())
 

@@ -198,7 +198,7 @@ def test_a_record_waits_for_the_one_that_entitles_its_signer() -> None:
 
 
 def test_a_members_record_without_the_right_does_not_count() -> None:
-    roster = roster_of(member(FOUNDER, CAROL), member(CAROL, EVE), expulsion(CAROL, FOUNDER.node_id and DAVE))
+    roster = roster_of(member(FOUNDER, CAROL), member(CAROL, EVE), expulsion(CAROL, DAVE))
     assert not roster.is_member(EVE.node_id)
     assert {reason for _, reason in roster.waiting()} == {RefusalReason.NOT_ENTITLED}
 

@@ -4,7 +4,15 @@ import pytest
 
 from potluck.core.errors import PeerRefused, ProtocolViolation, WrongPeer
 from potluck.identity.keys import NodeKey
-from potluck.wire.handshake import AUTH_BYTES, HELLO_BYTES, VERDICT_BYTES, AccepterHandshake, DialerHandshake
+from potluck.wire.handshake import (
+    AUTH_BYTES,
+    HELLO_BYTES,
+    VERDICT_BYTES,
+    AccepterHandshake,
+    DialerHandshake,
+    PresentedTicket,
+    Ticket,
+)
 
 ACCEPTER, DIALER, OTHER = (NodeKey.from_seed(bytes([number]) * 32) for number in range(3))
 NONCE, NONCE_2, NONCE_3 = (bytes([number]) * 32 for number in (10, 11, 12))
@@ -12,6 +20,57 @@ NONCE, NONCE_2, NONCE_3 = (bytes([number]) * 32 for number in (10, 11, 12))
 
 def pair(expected: bytes | None = ACCEPTER.node_id) -> tuple[AccepterHandshake, DialerHandshake]:
     return AccepterHandshake(ACCEPTER, NONCE), DialerHandshake(DIALER, expected, NONCE_2)
+
+
+TICKET = Ticket(b"\x07" * 8, b"secret of sixteen"[:16])
+
+
+def test_a_ticket_is_proven_without_its_secret() -> None:
+    accepter = AccepterHandshake(ACCEPTER, NONCE)
+    dialer = DialerHandshake(DIALER, ACCEPTER.node_id, NONCE_2, TICKET)
+    auth = dialer.auth(accepter.hello)
+    assert TICKET.secret not in auth
+    assert len(auth) == AUTH_BYTES
+    assert accepter.check_auth(auth) == DIALER.node_id
+    assert accepter.ticket is not None
+    assert accepter.ticket.invite_id == TICKET.invite_id
+    assert accepter.ticket.is_proven_by(TICKET.secret)
+    assert not accepter.ticket.is_proven_by(b"another of sixteen"[:16])
+
+
+def test_without_a_ticket_there_is_none() -> None:
+    accepter, dialer = pair()
+    accepter.check_auth(dialer.auth(accepter.hello))
+    assert accepter.ticket is None
+
+
+def test_a_proof_cannot_be_used_by_somebody_else_or_somewhere_else() -> None:
+    """Whoever saw it on the wire can sign a new AUTH around it, with its own key; the proof names the dialer and both nonces."""
+    accepter = AccepterHandshake(ACCEPTER, NONCE)
+    seen = DialerHandshake(DIALER, None, NONCE_2, TICKET).auth(accepter.hello)
+    proofs = [accepter.check_auth(seen) and accepter.ticket]
+    for thief, nonce, dialer_nonce in ((OTHER, NONCE, NONCE_2), (DIALER, NONCE_3, NONCE_2), (DIALER, NONCE, NONCE_3)):
+        later = AccepterHandshake(ACCEPTER, nonce)
+        own = DialerHandshake(thief, None, dialer_nonce, TICKET).auth(later.hello)
+        later.check_auth(own)
+        proofs.append(later.ticket)
+    assert all(each and each.is_proven_by(TICKET.secret) for each in proofs)
+    first = proofs[0]
+    assert first
+    for other in proofs[1:]:
+        assert other
+        assert not PresentedTicket(first.invite_id, first.proof, other.statement).is_proven_by(TICKET.secret)
+
+
+def test_every_flipped_bit_of_an_auth_with_a_ticket_is_found() -> None:
+    accepter = AccepterHandshake(ACCEPTER, NONCE)
+    auth = DialerHandshake(DIALER, ACCEPTER.node_id, NONCE_2, TICKET).auth(accepter.hello)
+    for place in range(72, len(auth)):
+        bad = bytearray(auth)
+        bad[place] ^= 1 << (place % 8)
+        with pytest.raises(ProtocolViolation):
+            accepter.check_auth(bytes(bad))
+        assert accepter.ticket is None
 
 
 def test_welcome() -> None:
