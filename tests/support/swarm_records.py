@@ -71,7 +71,9 @@ def sent(outcome: Outcome, kind: type[Message] | None = None, to: bytes | None =
     return [
         effect.message
         for effect in outcome.effects
-        if isinstance(effect, SendTo) and (kind is None or isinstance(effect.message, kind)) and to in (None, effect.node)
+        if isinstance(effect, SendTo)
+        and (kind is None or isinstance(effect.message, kind))
+        and to in (None, effect.node)
     ]
 
 

@@ -66,7 +66,9 @@ def test_fields_of_a_later_version_are_passed_over() -> None:
 
 
 def test_a_refresh_says_the_same_and_is_another_record() -> None:
-    first, second, other = (read_advert(signed(ONE, 1, version, threads=threads)) for version, threads in ((1, 1), (2, 1), (3, 2)))
+    first, second, other = (
+        read_advert(signed(ONE, 1, version, threads=threads)) for version, threads in ((1, 1), (2, 1), (3, 2))
+    )
     assert first.content == second.content != other.content
     assert first.hash != second.hash
 
