@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from potluck.bench.own_engine import ModelFile
     from potluck.bench.planner import PlannerReport
     from potluck.bench.report import EngineReport, Line
+    from potluck.bench.swarm import SwarmReport
 
 app = typer.Typer(help="Measure what this machine achieves.", rich_markup_mode=None)
 
@@ -164,6 +165,45 @@ def print_planner(report: "PlannerReport") -> None:
     ]  # fmt: skip
     print(format_table(header, rows, range(8)))
     print(f"\nBars: a plan in {PLAN_BAR_MS:.0f} ms, a route in {ROUTE_BAR_MS:.0f} ms, at 1,000 nodes and 80 layers.")
+
+
+@app.command("swarm")
+def swarm(
+    nodes: Annotated[int, typer.Option("--nodes", min=4, max=5_000, help="How many nodes to simulate.")] = 100,
+    minutes: Annotated[float, typer.Option("--minutes", min=0.1, max=600, help="Simulated minutes of churn.")] = 5.0,
+    seed: Annotated[int, typer.Option("--seed", help="Draws the same events again.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Simulate a swarm's membership: how soon all know of a join, a death, an expulsion, and what it costs."""
+    from potluck.bench.swarm import SwarmBenchSettings, bench_swarm
+
+    settings = SwarmBenchSettings(nodes=nodes, churn_minutes=minutes, seed=seed)
+    report = bench_swarm(settings, _ignore if as_json else notice)
+    if as_json:
+        print_json(report)
+    else:
+        print_swarm(report)
+    if report.churn.ghosts or not report.churn.is_converged:
+        raise typer.Exit(EXIT_FAILURE)
+
+
+def print_swarm(report: "SwarmReport") -> None:
+    rows = (
+        ("all start at once: all know all", report.cold_start_s),
+        ("one joins: all know it, and it knows all", report.join_s),
+        ("a process is killed: nobody counts on it", report.death_s),
+        ("a machine is unplugged: nobody counts on it", report.unplugged_s),
+        ("one leaves: nobody counts on it", report.leave_s),
+        ("one is expelled: nobody knows it any more", report.expulsion_s),
+        ("a partition ends: all know all", report.heal_s),
+    )
+    print(format_table(("WHAT", "SIMULATED SECONDS"), [(what, f"{seconds:.2f}") for what, seconds in rows], (1,)))
+    print(
+        f"\n{report.nodes} nodes, {report.links_per_node:.1f} links each; at rest {report.bytes_per_node_s:.0f} bytes and "
+        f"{report.messages_per_node_s:.1f} messages per node and second\n"
+        f"churn for {report.churn.minutes:g} minutes: {report.churn.went} went, {report.churn.came} came; ghosts: "
+        f"{report.churn.ghosts}; afterwards all know all: {'yes' if report.churn.is_converged else 'NO'}"
+    )
 
 
 def _interrupt(*_: object) -> None:

@@ -20,8 +20,9 @@ from potluck.orchestrator.frames import (
     TokenDelta,
 )
 from potluck.orchestrator.generation import Generation, GenerationRequest, GenerationSettings, StepTiming
-from potluck.orchestrator.routing import ShardStore, replace_gaps
+from potluck.orchestrator.routing import ShardStore
 from potluck.planner.cover import Candidate, Placed, check_tiling, cover_around
+from potluck.planner.route import RouteRules, quickest_around, quickest_replacements
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import Describe, Described, Failed, GetTokenizer, Message, Opened, Stage, TokenizerData
@@ -130,6 +131,18 @@ class PipelineOrchestrator:
                     if answer is not None:
                         self._returned(answer.node)
 
+    def offer(self, offers: Sequence[tuple[bytes, str, Described, bool]]) -> None:
+        """Everything that is on offer now: node, address, what it serves, whether it is this node. The swarm's view feeds it.
+
+        Generations that wait for layers look again where something has changed.
+        """
+        for node in self.store.nodes() - {node for node, *_ in offers}:
+            self.store.remove(node)
+        for node, address, described, is_own in offers:
+            if self.store.offer_of(node) != (address, described):
+                self.store.put(node, address, described, is_own=is_own)
+                self._returned(node)
+
     def _returned(self, node: bytes) -> None:
         now = asyncio.get_running_loop().time()
         for running in list(self._running):
@@ -208,14 +221,23 @@ class PipelineOrchestrator:
         candidates = self._candidates(request, params.fallback_to_local)
         own = [Placed(self._node, "", stage) for stage in params.own_layers]
         reachable = [candidate for candidate in candidates if self._is_reachable(candidate.node)]
-        placed = cover_around(reachable, own, request.layer_count) or cover_around(candidates, own, request.layer_count)
+        rules = RouteRules(max_shards=params.max_shards_per_request)
+        placed = quickest_around(reachable, own, request.layer_count, rules)
+        placed = placed or quickest_around(candidates, own, request.layer_count, rules)
         if placed is None:
-            raise ShardUnavailable(self.store.explain_gap(request.model, request.weights_sha256, request.layer_count))
-        if len(placed) > params.max_shards_per_request:
-            raise ShardUnavailable(
-                f"{len(placed)} shards would be needed; at most {params.max_shards_per_request} may be used"
-            )
+            raise ShardUnavailable(self._why_not(request, candidates, own, params.max_shards_per_request))
         return placed
+
+    def _why_not(
+        self, request: GenerationRequest, candidates: list[Candidate], own: list[Placed], max_shards: int
+    ) -> str:
+        """Which rule stood in the way, where it was not a missing layer."""
+        cover = cover_around(candidates, own, request.layer_count)
+        if cover is None:
+            return self.store.explain_gap(request.model, request.weights_sha256, request.layer_count)
+        if len(cover) > max_shards:
+            return f"{len(cover)} shards would be needed; at most {max_shards} may be used"
+        return f"every holder of some layers of {request.model} has as many streams as it takes"
 
     def _is_reachable(self, node: bytes) -> bool:
         return node == self._node or self._links.is_linked(node)
@@ -233,7 +255,8 @@ class PipelineOrchestrator:
                 for c in self._candidates(request, allows_local and params.fallback_to_local)
                 if self._is_reachable(c.node)
             ]
-            return replace_gaps(kept, reachable, excluded, request.layer_count)
+            rules = RouteRules(max_shards=params.max_shards_per_request)
+            return quickest_replacements(kept, reachable, excluded, request.layer_count, rules)
 
         pipeline = self.pipeline_for(request, params)
         generation = Generation(request, pipeline, repick, params.settings, lambda: os.urandom(16), self._node)

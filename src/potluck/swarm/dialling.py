@@ -17,6 +17,7 @@ SPARSE_LINKS = 8
 FIRST_RETRY_S = 0.5
 LAST_RETRY_S = 60.0
 PROBE_EVERY_S = 1.0
+_DECIDE_EVERY_S = 0.5
 _POLITE_S = 1.0  # the node with the higher id lets the other one dial first
 _MAX_UNDER_WAY = 16
 _MAX_LOOSE = 64
@@ -42,7 +43,7 @@ class Dialler:
         self._under_way: dict[bytes | str, float] = {}  # since when
         self._ranks: dict[bytes, int] = {}
         self._first: list[bytes] | None = None
-        self._probe_s = 0.0
+        self._probe_s = self._decide_s = 0.0
         self._probes_left = 0
 
     def __repr__(self) -> str:
@@ -56,6 +57,7 @@ class Dialler:
         if self._addresses.get(node) != addresses:
             wait_s = _POLITE_S if is_new and node < self._node else 0.0
             self._attempts[node] = _Attempt(now_s + wait_s)
+            self._decide_s = 0.0
         self._addresses[node] = addresses
         self._absent.pop(node, None)
         if is_new:
@@ -93,18 +95,23 @@ class Dialler:
         """An address without an id: from an invite, or from discovery."""
         if address not in self._loose and len(self._loose) < _MAX_LOOSE:
             self._loose[address] = _Attempt(now_s)
-        elif address in self._loose:
-            self._loose[address].next_s = min(self._loose[address].next_s, now_s)
+        elif address in self._loose and self._loose[address].next_s > now_s + FIRST_RETRY_S:
+            self._loose[address] = _Attempt(now_s)  # it was seen again just now: there is somebody
+        self._decide_s = 0.0
 
     def somebody_returned(self) -> None:
         """Perhaps a partition ended: where everybody is linked to everybody, all that are away are tried at once."""
         if len(self._addresses) + len(self._absent) <= 2 * MESH_UP_TO:
             self._probes_left = len(self._absent)
+            self._decide_s = 0.0
 
     # ------------------------------------------------------------ decisions
 
     def decide(self, linked: Collection[bytes], now_s: float) -> list[Dial]:
         """Whom to dial now; each is under way until `succeeded` or `failed`."""
+        if now_s < self._decide_s:
+            return []
+        self._decide_s = now_s + _DECIDE_EVERY_S
         dials = [dial for node in self._wanted() if (dial := self._dial(node, linked, now_s)) is not None]
         dials += self._loose_dials(now_s)
         if now_s >= self._probe_s:

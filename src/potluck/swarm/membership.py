@@ -99,9 +99,12 @@ class Membership:
             advert = self.gossip.advert(node)
             if advert is not None and self.gossip.is_present(node):
                 self.dialler.is_there(node, advert.addresses, now_s)
-        outcome.effects = [
-            effect for effect in outcome.effects if not isinstance(effect, Dial) or self.dialler.begin(effect, now_s)
-        ]
+        if any(isinstance(effect, Dial) for effect in outcome.effects):
+            outcome.effects = [
+                effect
+                for effect in outcome.effects
+                if not isinstance(effect, Dial) or self.dialler.begin(effect, now_s)
+            ]
         return outcome
 
     def _note(self, event: Event) -> None:

@@ -315,3 +315,35 @@ class SimulatedSwarm:
         after = [(node.sent_bytes, node.sent_messages) for node in self.nodes.values()]
         sums = [sum(b[part] - a[part] for a, b in zip(before, after, strict=True)) for part in (0, 1)]
         return sums[0] / count / seconds, sums[1] / count / seconds
+
+
+class ChurnReport(msgspec.Struct, frozen=True):
+    """`ghosts`: sightings of machines after every advert of theirs must have ended; there may be none."""
+
+    minutes: float
+    went: int
+    came: int
+    ghosts: int
+    is_converged: bool  # some time after the last change
+
+
+def churn(swarm: SimulatedSwarm, minutes: float, share_per_minute: float = 0.1) -> ChurnReport:
+    """So many of the machines go each minute, killed, unplugged or in good order, and as many others come (back)."""
+    gap_s = 60.0 / max(1.0, len(swarm.up()) * share_per_minute)
+    end_s, went, came, ghosts = swarm.now_s + minutes * 60.0, 0, 0, 0
+    expelled = swarm.founder.roster.expelled
+    away = [node for node in swarm.nodes.values() if not node.is_up and node.id not in expelled]
+    while swarm.now_s < end_s:
+        swarm.run(gap_s)
+        victim = swarm.random.choice([node for node in swarm.up() if node is not swarm.founder])
+        swarm.random.choice((swarm.kill, swarm.unplug, swarm.leave))(victim)
+        away.append(victim)
+        went += 1
+        if len(away) > max(2, len(swarm.nodes) // 5):
+            swarm.start(away.pop(0))
+            came += 1
+        witness = swarm.random.choice(swarm.up())
+        ghosts += len(swarm.ghosts(witness))
+    swarm.run(ADVERT_LIFETIME_S + 5.0)
+    ghosts += sum(len(swarm.ghosts(node)) for node in swarm.up())
+    return ChurnReport(minutes, went, came, ghosts, swarm.is_converged())

@@ -1,0 +1,179 @@
+"""A node of a swarm, put together: links that admit members only, gossip, and the steward that follows the plan.
+
+What the roster says decides who is spoken to; what gossip says decides where requests go.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from potluck.core.errors import BadRequest
+from potluck.identity.keys import NodeKey
+from potluck.identity.signed import Signed
+from potluck.net.addresses import format_address, parse_address
+from potluck.net.tls import TlsTransport
+from potluck.node.node import Node
+from potluck.node.steward import Steward, StewardSettings
+from potluck.swarm.acceptance import Trust
+from potluck.swarm.discovery import DiscoverySettings
+from potluck.swarm.events import Event
+from potluck.swarm.interfaces import choose_interfaces, read_interfaces
+from potluck.swarm.service import SwarmService, SwarmSettings
+from potluck.swarm.view import View
+from potluck.trust.admission import Admission
+from potluck.trust.keeper import SwarmKeeper
+from potluck.trust.roster import Roster
+from potluck.weights.progress import Progress
+from potluck.weights.store import ModelStore
+
+_LOG = logging.getLogger(__name__)
+_NEWS_KEPT = 200
+_ANY_HOST = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
+
+
+class News(msgspec.Struct, frozen=True):
+    """Something that happened in the swarm, for people."""
+
+    at_s: float  # of the epoch
+    kind: str
+    node: bytes
+    text: str
+
+
+class SwarmNodeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`listen`: "0.0.0.0:port" is every interface, and the advert names those that others may reach."""
+
+    listen: str
+    folder: Path  # where what is known of the swarm is kept
+    steward: StewardSettings
+    bootstrap: tuple[str, ...] = ()
+    uses_discovery: bool = True
+    interfaces: tuple[str, ...] = ()
+
+
+class SwarmNode:
+    """`start` it inside a running loop, `stop` it before the loop ends."""
+
+    def __init__(
+        self, key: NodeKey, keeper: SwarmKeeper, store: ModelStore, settings: SwarmNodeSettings,
+        progress: Callable[[], Progress | None] = lambda: None, say: Callable[[str], None] = _LOG.info,
+    ) -> None:  # fmt: skip
+        self.keeper, self.settings = keeper, settings
+        admission = Admission(keeper, time.time)
+        self.node = Node(key, TlsTransport(key, admission), admission)
+        self.address = ""
+        self.view: View | None = None
+        self.news: deque[News] = deque(maxlen=_NEWS_KEPT)
+        self.on_news: list[Callable[[News], None]] = []
+        self.on_changed: list[Callable[[], None]] = []
+        self.service: SwarmService | None = None
+        self._key, self._say = key, say
+        self.steward = Steward(
+            self.node, store, settings.steward, lambda: keeper.roster, self._publish, self._link_figures, progress, self._note
+        )  # fmt: skip
+        self.steward.on_changed = self._changed
+        self._loop = asyncio.get_running_loop()
+
+    def __repr__(self) -> str:
+        return f"<SwarmNode {self.node!r} {self.service!r} {self.steward!r}>"
+
+    async def start(self) -> None:
+        self.address = await self.node.listen(self.settings.listen)
+        self.steward.addresses = reachable_addresses(self.address, self.settings.interfaces)
+        trust = Trust(
+            accept=self._accept, is_member=self.keeper.may_link, is_expelled=lambda n: self.keeper.roster.is_expelled(n)
+        )
+        self.service = SwarmService(
+            self._key, self.node.links, trust, self._service_settings(), self._on_view, self._on_event
+        )
+        self.node.on_swarm_message = self.service.on_message
+        self.node.on_peer_lost = self.service.on_lost
+        self.keeper.on_change.append(self._on_roster)
+        await self.service.start(self.keeper.roster.records())
+        self.steward.start()
+
+    async def stop(self) -> None:
+        await self.steward.stop()
+        if self.service is not None:
+            self.keeper.on_change.remove(self._on_roster)
+            await self.service.stop()
+        await self.node.stop()
+
+    def _service_settings(self) -> SwarmSettings:
+        host, port = parse_address(self.address)
+        discovery = DiscoverySettings(self.keeper.roster.swarm, self.node.id, port, self.settings.interfaces)
+        is_only_here = host in ("127.0.0.1", "::1", "localhost") and not self.settings.interfaces
+        return SwarmSettings(
+            peers_file=self.settings.folder / "peers", incarnation_file=self.settings.folder / "incarnation",
+            bootstrap=(*self.settings.bootstrap, *self.keeper.introducer_addresses),
+            discovery=discovery if self.settings.uses_discovery and not is_only_here else None,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ what the parts tell each other
+
+    def _accept(self, signed: Signed) -> None:
+        self.keeper.take(signed)
+
+    def _publish(self, advert: object) -> None:
+        if self.service is not None:
+            self.service.publish(advert)  # type: ignore[arg-type]
+
+    def _link_figures(self) -> tuple[object, ...]:
+        return () if self.service is None else self.service.link_figures()
+
+    def _on_view(self, view: View) -> None:
+        self.view = view
+        self.node.orchestrator.offer([(o.node, o.address, o.described, o.is_own) for o in view.offers()])
+        self.steward.on_view(view)
+        self._changed()
+
+    def _on_event(self, event: Event) -> None:
+        if event.kind != "refused":
+            self._tell(event.kind, event.node, event.reason)
+
+    def _on_roster(self, before: Roster, after: Roster) -> None:
+        # Later: gossip may be in the middle of handing us the very record that made the change.
+        self._loop.call_soon(self._spread)
+
+    def _spread(self) -> None:
+        """What this node's own commands stated goes to the others; whoever is no member any more goes."""
+        if self.service is None:
+            return
+        known = set(self.service.membership.gossip.membership_records())
+        fresh = [record for record in self.keeper.roster.records() if record not in known]
+        if fresh:
+            self.service.add_records(fresh)
+        self.service.drop_strangers()
+        self.steward.wake()
+        self._changed()
+
+    def _note(self, text: str) -> None:
+        self._say(text)
+        self._tell("plan", self.node.id, text)
+
+    def _tell(self, kind: str, node: bytes, text: str) -> None:
+        news = News(time.time(), kind, node, text)
+        self.news.append(news)
+        for listener in self.on_news:
+            listener(news)
+
+    def _changed(self) -> None:
+        for listener in self.on_changed:
+            listener()
+
+
+def reachable_addresses(bound: str, named: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Where others can reach a listener: its own address, or that of each sensible interface."""
+    host, port = parse_address(bound)
+    if host not in _ANY_HOST:
+        return (bound,)
+    chosen = choose_interfaces(read_interfaces(), named)
+    found = tuple(dict.fromkeys(format_address(interface.address, port) for interface in chosen))
+    if not found:
+        raise BadRequest("no network interface is up; listen on 127.0.0.1 to try things out on this machine alone")
+    return found[:8]
