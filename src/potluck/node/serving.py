@@ -18,7 +18,7 @@ from potluck.weights.checkpoint import TensorEntry
 from potluck.weights.manifest import Manifest, decode_manifest, tokenizer_sha256, weights_sha256
 from potluck.weights.partial_model import held_units
 from potluck.weights.store import ModelStore
-from potluck.weights.units import shown_units, stage_units
+from potluck.weights.units import held_of, ranges_of, shown_units, stage_units
 from potluck.wire.messages import Stage
 from potluck.wire.worker_settings import WorkerSettings
 
@@ -38,6 +38,11 @@ class StoredModel(msgspec.Struct, frozen=True):
 
     def offered(self) -> OfferedWeights:
         return OfferedWeights(self.weights_sha256, self.manifest, self.tokenizer, self.tensors)
+
+    def held_layers(self) -> list[LayerRange]:
+        """The layers whose weights are on this machine."""
+        count = self.facts.layer_count
+        return [LayerRange(0, count)] if self.units is None else ranges_of(held_of(self.units, count).layers)
 
     def require(self, stage: Stage) -> None:
         """Raises WeightsMissing with the layers that a partial model lacks for a stage."""

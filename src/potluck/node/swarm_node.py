@@ -20,6 +20,7 @@ from potluck.net.tls import TlsTransport
 from potluck.node.node import Node
 from potluck.node.steward import Steward, StewardSettings
 from potluck.swarm.acceptance import Trust
+from potluck.swarm.adverts import Advert, LinkFigures
 from potluck.swarm.discovery import DiscoverySettings
 from potluck.swarm.events import Event
 from potluck.swarm.interfaces import choose_interfaces, read_interfaces
@@ -85,9 +86,7 @@ class SwarmNode:
     async def start(self) -> None:
         self.address = await self.node.listen(self.settings.listen)
         self.steward.addresses = reachable_addresses(self.address, self.settings.interfaces)
-        trust = Trust(
-            accept=self._accept, is_member=self.keeper.may_link, is_expelled=lambda n: self.keeper.roster.is_expelled(n)
-        )
+        trust = Trust(accept=self._accept, is_member=self.keeper.may_link, is_expelled=self._is_expelled)
         self.service = SwarmService(
             self._key, self.node.links, trust, self._service_settings(), self._on_view, self._on_event
         )
@@ -119,11 +118,14 @@ class SwarmNode:
     def _accept(self, signed: Signed) -> None:
         self.keeper.take(signed)
 
-    def _publish(self, advert: object) -> None:
-        if self.service is not None:
-            self.service.publish(advert)  # type: ignore[arg-type]
+    def _is_expelled(self, node: bytes) -> bool:
+        return self.keeper.roster.is_expelled(node)
 
-    def _link_figures(self) -> tuple[object, ...]:
+    def _publish(self, advert: Advert) -> None:
+        if self.service is not None:
+            self.service.publish(advert)
+
+    def _link_figures(self) -> tuple[LinkFigures, ...]:
         return () if self.service is None else self.service.link_figures()
 
     def _on_view(self, view: View) -> None:

@@ -22,8 +22,8 @@ from potluck.orchestrator.frames import (
     TokenDelta,
 )
 from potluck.orchestrator.generation import Generation, GenerationRequest, GenerationSettings, Repick
-from potluck.orchestrator.routing import replace_gaps
 from potluck.planner.cover import Candidate, Placed, greedy_cover
+from potluck.planner.route import quickest_replacements
 from potluck.shard.core import ShardCore
 from potluck.testing.hash_model import VOCABULARY, undisturbed
 from potluck.testing.simulated_swarm import ARITHMETIC, MODEL, WEIGHTS, ShardPlan, SimHead, SimShard, World, node_id
@@ -149,7 +149,7 @@ def _repick(scenario: Scenario) -> Repick:
         kept: Sequence[Placed | None], excluded: frozenset[bytes], allows_local: bool
     ) -> list[list[Placed]] | None:
         alive = [c for c in scenario.candidates if scenario.world.shards[c.node].is_alive]
-        return replace_gaps(kept, alive, excluded, scenario.layers)
+        return quickest_replacements(kept, alive, excluded, scenario.layers)
 
     return repick
 
