@@ -53,7 +53,7 @@ class Script(msgspec.Struct):
     """What the next answers are like. `hold_after`: how many pieces are sent before the answer waits for `release`."""
 
     answer: str = ANSWER
-    pace_s: float = 0.004
+    pace_s: float = 0.001
     hold_after: int | None = None
     differs_when_repeated: bool = False
     api_key: str | None = None
@@ -71,12 +71,14 @@ class PageServer:
         self._files = PageFiles()
         self._subscribers: set[asyncio.Queue[bytes]] = set()
         self._killed: dict[str, str] = {}  # request id → node
-        self._released = asyncio.Event()
+        self._released, self._closing = asyncio.Event(), asyncio.Event()
         self._socket = socket.create_server(("127.0.0.1", port))
         self.base_url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started = threading.Event()
-        config = uvicorn.Config(self._app, log_level="error", timeout_graceful_shutdown=1, lifespan="off", interface="asgi3")
+        config = uvicorn.Config(
+            self._app, log_level="error", timeout_graceful_shutdown=1, lifespan="off", interface="asgi3"
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="page-server")
 
@@ -89,6 +91,8 @@ class PageServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._closing.set)
         self._server.should_exit = True
         self._thread.join(_PATIENCE_S)
 
@@ -167,11 +171,14 @@ class PageServer:
 
         writing = asyncio.create_task(write())
         leaving = asyncio.create_task(_until_disconnected(receive))
-        await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        self.disconnects += not writing.done()
-        for task in (writing, leaving):
+        closing = asyncio.create_task(self._closing.wait())
+        await asyncio.wait({writing, leaving, closing}, return_when=asyncio.FIRST_COMPLETED)
+        self.disconnects += leaving.done()
+        for task in (writing, leaving, closing):
             task.cancel()
-        await asyncio.gather(writing, leaving, return_exceptions=True)
+        await asyncio.gather(writing, leaving, closing, return_exceptions=True)
+        if self._closing.is_set():
+            await send({"type": "http.response.body", "body": b""})
 
     # ------------------------------------------------------------ the swarm
 

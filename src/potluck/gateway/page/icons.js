@@ -27,5 +27,5 @@ const PATHS = {
 
 export function icon(name) {
   const path = svg("path", { d: PATHS[name] ?? PATHS.plan });
-  return svg("svg", { class: "icon", viewBox: "0 0 24 24", "aria-hidden": "true", focusable: "false" }, path);
+  return svg("svg", { class: name === "stop" ? "icon solid" : "icon", viewBox: "0 0 24 24", "aria-hidden": "true", focusable: "false" }, path);
 }

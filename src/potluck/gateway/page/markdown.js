@@ -76,7 +76,8 @@ function drawTable(block) {
   return element("div", { class: "table-scroll", tabindex: "0", role: "region", "aria-label": "Table" }, element("table", {}, head, body));
 }
 
-function drawInline(text) {
+/** Nodes for one line of Markdown. */
+export function drawInline(text) {
   return parseInline(text).map(drawNode);
 }
 

@@ -61,20 +61,33 @@ function takeRule(lines, at) {
 
 function takeTable(lines, at) {
   const divider = lines[at + 1];
-  if (!lines[at].includes("|") || divider === undefined || !divider.includes("-") || divider.length > 2000 || !DIVIDER.test(divider)) return null;
+  if (!lines[at].includes("|") || divider === undefined || divider.length > 2000) return null;
   const header = cellsOf(lines[at]);
+  if (isArriving(lines, at)) return { type: "table", header, aligns: [], rows: [], end: at + 2 };
+  if (!divider.includes("-") || !DIVIDER.test(divider)) return null;
   const aligns = cellsOf(divider).map(alignOf);
   if (header.length !== aligns.length) return null;
   let end = at + 2;
   while (end < lines.length && lines[end].includes("|") && lines[end].trim() !== "") end++;
   if (header.length * (end - at) > MAX_CELLS) return { type: "code", language: "", text: lines.slice(at, end).join("\n"), isClosed: true, end };
-  const rows = lines.slice(at + 2, end).map((line) => cellsOf(line).slice(0, header.length));
+  const rows = lines.slice(at + 2, end).map((line) => rowOf(line, header.length));
   return { type: "table", header, aligns, rows, end };
+}
+
+/** A divider that is still being written: shown as a table already, so that the text does not jump when it is complete. */
+function isArriving(lines, at) {
+  const isLast = at + 2 === lines.length;
+  return isLast && lines[at].trimStart().startsWith("|") && /^ {0,3}\|[ |:-]*$/.test(lines[at + 1]);
 }
 
 function cellsOf(line) {
   const trimmed = line.trim().replace(/^\|/, "").replace(/(^|[^\\])\|$/, "$1");
   return trimmed.split(/(?<!\\)\|/).map((cell) => cell.trim().replace(/\\\|/g, "|"));
+}
+
+function rowOf(line, width) {
+  const cells = cellsOf(line).slice(0, width);
+  return [...cells, ...new Array(width - cells.length).fill("")];
 }
 
 function alignOf(cell) {

@@ -12,7 +12,7 @@ export function createMessage(message, actions) {
 }
 
 function createQuestion(message, actions) {
-  const text = element("div", { class: "question-text", text: message.content });
+  const text = element("div", { class: "question-text", text: message.content, data: { testid: "question-text" } });
   const node = element("article", { class: "message question", "aria-label": "You", data: { testid: "question" } }, text);
   const edit = button("edit", "Edit", () => openEditor(node, message, actions));
   node.append(element("div", { class: "message-actions" }, edit, copyButton(() => message.content)));

@@ -20,7 +20,7 @@ function create(node) {
 }
 
 function draw(node) {
-  return [drawHead(node), drawMemory(node.memory), ...node.shards.map(drawShard), drawFoot(node)];
+  return [drawHead(node), drawMemory(node.memory), ...(node.state === "lost" ? [] : node.shards.map(drawShard)), drawFoot(node)];
 }
 
 function drawHead(node) {
@@ -43,10 +43,10 @@ function drawMemory(memory) {
 
 function drawShard(shard) {
   const load = shard.state === "serving" || shard.state === "spare"
-    ? `${shard.sessions}/${shard.max_sessions} sessions, queue ${shard.queue_depth}, ${milliseconds(shard.step_ms)} a step` : "";
+    ? ` · ${shard.sessions}/${shard.max_sessions} sessions · queue ${shard.queue_depth} · ${milliseconds(shard.step_ms)} a step` : "";
   return element("div", { class: "node-shard" },
     element("span", { class: `chip ${shard.state}`, text: layers(shard.first, shard.last) }),
-    element("span", { class: "faint", text: `${shard.state}${load ? ` · ${load}` : ""}` }));
+    element("span", { class: "faint", text: `${shard.model} · ${shard.state}${load}` }));
 }
 
 function drawFoot(node) {

@@ -1,6 +1,7 @@
 // The swarm's half of the page: hands each new state to the parts that show it.
 
 import { element, paint } from "./dom.js";
+import { drawInline } from "./markdown.js";
 import { renderNodes } from "./node_cards.js";
 import { chooseRequest, renderPipeline } from "./pipeline.js";
 import { renderStrip } from "./strip.js";
@@ -37,7 +38,7 @@ export function renderVerdict(container, model) {
     return [
       element("p", { class: "verdict-line", data: { testid: "verdict-line" } }, element("span", { class: `dot ${model.can_answer ? "online" : "lost"}` }), element("span", { text: model.verdict })),
       model.missing.length > 0 ? element("p", { class: "missing", data: { testid: "missing" }, text: `Missing: layers ${model.missing.map((range) => range.replace("-", "–")).join(", ")}` }) : null,
-      model.fix ? element("p", { class: "fix", text: model.fix }) : null,
+      model.fix ? element("p", { class: "fix" }, ...drawInline(model.fix)) : null,
     ];
   });
 }
