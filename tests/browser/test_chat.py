@@ -163,3 +163,43 @@ def test_a_reader_who_scrolled_up_is_left_in_peace(page: PotluckPage, server: Pa
     assert page.part("log").evaluate("log => log.scrollTop") == 100
     page.tab.get_by_role("button", name="Jump to the newest text").click()
     assert page.part("log").evaluate("log => log.scrollHeight - log.scrollTop - log.clientHeight") <= 1
+
+
+def test_an_edit_while_the_answer_runs_leaves_one_answer_that_can_be_stopped(
+    page: PotluckPage, server: PageServer
+) -> None:
+    server.script.hold_after = 12
+    page.ask("first wording")
+    page.wait_until_written("A potluck is a meal")
+    page.part("question").hover()
+    page.part("edit").click()
+    page.part("question").get_by_role("textbox").fill("second wording")
+    page.part("question").get_by_role("textbox").press("Enter")
+    expect(page.part("question-text")).to_have_text("second wording")
+    page.wait_until_written("A potluck is a meal")
+    expect(page.part("stop")).to_be_visible()
+    page.part("stop").click()
+    expect(page.answers.last).to_have_attribute("data-status", "stopped")
+    expect(page.answers).to_have_count(1)
+
+
+def test_a_conversation_deleted_while_it_is_answered_stays_deleted(page: PotluckPage, server: PageServer) -> None:
+    server.script.hold_after = 12
+    page.ask("delete me")
+    page.wait_until_written("A potluck is a meal")
+    page.part("conversation").first.get_by_role("button").last.click()
+    expect(page.part("chat-empty")).to_be_visible()
+    server.release()
+    page.tab.reload()
+    expect(page.part("swarm-name")).to_have_text("Willow Street")
+    expect(page.part("history").get_by_test_id("conversation")).to_have_count(0)
+
+
+def test_an_answer_cut_off_by_a_reload_is_kept_as_far_as_it_came(page: PotluckPage, server: PageServer) -> None:
+    server.script.hold_after = 12
+    page.ask("reload me")
+    page.wait_until_written("A potluck is a meal")
+    page.tab.reload()
+    page.part("conversation").first.get_by_role("button").first.click()
+    page.wait_until_written("A potluck is a meal")
+    expect(page.answers.last).to_have_attribute("data-status", "stopped")

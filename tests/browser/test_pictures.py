@@ -1,4 +1,4 @@
-"""Pictures of the page for the documentation: POTLUCK_PICTURES=docs/pictures makes them anew; otherwise they are only looked at for size."""
+"""Pictures of the page for the documentation: POTLUCK_PICTURES=docs/pictures makes them anew; else only their size is looked at."""
 
 import os
 from pathlib import Path

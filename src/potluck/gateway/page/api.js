@@ -15,6 +15,7 @@ export class ApiError extends Error {
 export class Api {
   #askForKey;
   #asking = null;
+  #isDeclined = false; // the person closed the question; asking again at every request would be a nuisance
 
   /** `askForKey(wasRejected)` resolves to a key, or to null where the person gives up. */
   constructor(askForKey) {
@@ -56,9 +57,11 @@ export class Api {
   /** One question at a time, however many requests were refused; true when there is another key to try. */
   async #renewKey(refused) {
     if (this.key !== refused) return true;
+    if (this.#isDeclined) return false;
     this.#asking ??= this.#askForKey(refused !== null).finally(() => { this.#asking = null; });
     const key = await this.#asking;
     if (key) sessionStorage.setItem(KEY_NAME, key);
+    else this.#isDeclined = true;
     return Boolean(key);
   }
 }

@@ -15,7 +15,7 @@ export class Chat {
   #nodes = new Map(); // message → element
   #answering = null;
   #repeat = null; // the undisturbed run that is compared
-  #isFrameAsked = false;
+  #dirty = new Set(); // messages to draw in the next frame
   #isStuck = true;
 
   /** `context`: api, conversations, settings, state(), model(), announce(text), onBusy(). `parts`: log, empty, jump. */
@@ -45,6 +45,7 @@ export class Chat {
 
   open(conversation) {
     this.stop();
+    this.#answering = this.#repeat = null;
     this.#conversation = conversation;
     this.#redraw();
     this.#scrollDown();
@@ -68,9 +69,15 @@ export class Chat {
 
   async edit(message, text) {
     this.stop();
+    this.#answering = this.#repeat = null;
     this.#cutFrom(message);
     this.#conversation.messages.push({ role: "user", content: text });
     await this.#answer();
+  }
+
+  /** Stores what is there, however far the answer is. */
+  keep() {
+    this.#context.conversations.keep(this.#conversation);
   }
 
   stop() {
@@ -105,13 +112,14 @@ export class Chat {
     this.#redraw();
     this.#scrollDown();
     announce("Answering.");
-    this.#answering = new Answering(api, body, message, () => this.#changed(message));
+    const answering = new Answering(api, body, message, () => this.#changed(message));
+    this.#answering = answering;
     this.#context.onBusy();
-    await this.#answering.run();
-    this.#answering = null;
+    await answering.run();
+    if (this.#answering === answering) this.#answering = null; // after an edit the next one is running already
     announce(message.error ? `The answer failed: ${message.error}` : `Answer ${message.status === "stopped" ? "stopped" : "complete"}: ${message.content.slice(0, 400)}`);
     if (message.chaos) await this.#compare(message, body);
-    conversations.save(conversation);
+    conversations.keep(conversation);
     this.#context.onBusy();
   }
 
@@ -122,19 +130,20 @@ export class Chat {
       return this.#changed(message);
     }
     let text = "";
-    this.#repeat = new AbortController();
+    const repeat = new AbortController();
+    this.#repeat = repeat;
     this.#context.onBusy();
     const progress = () => { message.chaos = { ...message.chaos, phase: "repeating", same: text.length }; this.#changed(message); };
     progress();
     try {
-      await complete(this.#context.api, body, this.#repeat.signal, { onText: (piece) => { text += piece; progress(); } });
+      await complete(this.#context.api, body, repeat.signal, { onText: (piece) => { text += piece; progress(); } });
       message.chaos = { ...message.chaos, ...verdictOf(message.content, text, message.pauseMs) };
       this.#context.announce(message.chaos.phase === "identical" ? "The text stayed identical." : "The text became different.");
     } catch (error) {
-      const reason = this.#repeat.signal.aborted ? undefined : `The repetition failed: ${error.message}`;
+      const reason = repeat.signal.aborted ? undefined : `The repetition failed: ${error.message}`;
       message.chaos = { ...message.chaos, phase: "stopped", reason };
     }
-    this.#repeat = null;
+    if (this.#repeat === repeat) this.#repeat = null;
     this.#changed(message);
   }
 
@@ -158,16 +167,18 @@ export class Chat {
 
   /** At most one drawing per frame, however fast tokens come. */
   #changed(message) {
-    if (this.#isFrameAsked) return;
-    this.#isFrameAsked = true;
-    requestAnimationFrame(() => {
-      this.#isFrameAsked = false;
+    if (this.#dirty.size === 0) requestAnimationFrame(() => this.#drawDirty());
+    this.#dirty.add(message);
+  }
+
+  #drawDirty() {
+    for (const message of this.#dirty) {
       const node = this.#nodes.get(message);
-      if (!node) return;
-      updateAnswer(node, message, this.#context.state());
-      if (this.#isStuck) this.#scrollDown();
-      this.#context.onBusy();
-    });
+      if (node) updateAnswer(node, message, this.#context.state());
+    }
+    this.#dirty.clear();
+    if (this.#isStuck) this.#scrollDown();
+    this.#context.onBusy();
   }
 
   #noteScroll() {

@@ -7,9 +7,10 @@ const DIAGNOSTICS = new Set(["shard_status", "shard_failover", "pipeline_aborted
 /** The request body for these messages and settings; settings that are empty are left to the node. */
 export function requestBody(model, messages, settings, seed) {
   const system = settings.system.trim();
+  const spoken = messages.filter(({ content }) => content !== "").map(({ role, content }) => ({ role, content }));
   const body = {
     model,
-    messages: [...(system ? [{ role: "system", content: system }] : []), ...messages.map(({ role, content }) => ({ role, content }))],
+    messages: [...(system ? [{ role: "system", content: system }] : []), ...spoken],
     seed,
     stream: true,
     stream_options: { include_usage: true },

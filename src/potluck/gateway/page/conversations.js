@@ -7,6 +7,7 @@ const TITLE_LENGTH = 48;
 export class Conversations {
   #all;
   #listeners = [];
+  #removed = new Set();
 
   constructor(storage = localStorage) {
     this.storage = storage;
@@ -38,12 +39,19 @@ export class Conversations {
     this.#store();
   }
 
+  /** Stores a conversation that has changed, unless it has been removed meanwhile. */
+  keep(conversation) {
+    if (this.find(conversation.id)) this.#store();
+  }
+
   remove(id) {
+    this.#removed.add(id);
     this.#all = this.#all.filter((conversation) => conversation.id !== id);
     this.#store();
   }
 
   #store() {
+    this.#all.push(...load(this.storage).filter(({ id }) => !this.find(id) && !this.#removed.has(id))); // begun in another tab
     this.#all = this.all.slice(0, MAX_CONVERSATIONS);
     while (!this.#fits()) this.#all.pop();
     for (const listener of this.#listeners) listener();
@@ -63,7 +71,7 @@ export class Conversations {
 function load(storage) {
   try {
     const stored = JSON.parse(storage.getItem(STORE_KEY) ?? "[]");
-    return Array.isArray(stored) ? stored.filter(isConversation) : [];
+    return Array.isArray(stored) ? stored.filter(isConversation).map(settled) : [];
   } catch {
     return []; // somebody else's or a damaged entry: begin anew
   }
@@ -74,6 +82,15 @@ function isConversation(value) {
     typeof value?.id === "string" && typeof value.title === "string" && typeof value.changedMs === "number"
     && Array.isArray(value.messages) && value.messages.every((message) => typeof message?.content === "string" && typeof message.role === "string")
   );
+}
+
+/** An answer that was being written when the page was closed has ended there. */
+function settled(conversation) {
+  for (const message of conversation.messages) {
+    if (message.status === "waiting" || message.status === "writing") message.status = "stopped";
+    if (message.chaos && ["killing", "killed", "repeating"].includes(message.chaos.phase)) message.chaos.phase = "stopped";
+  }
+  return conversation;
 }
 
 function titleOf(text) {

@@ -77,6 +77,7 @@ function renderConversations() {
 
 function renderConnection(isConnected, error) {
   byId("offline").hidden = isConnected;
+  byId("key-again").hidden = error?.status !== 401;
   if (!isConnected) byId("offline-text").textContent = error?.status ? error.message : "This node does not answer; trying again.";
 }
 
@@ -152,6 +153,8 @@ bindComposer();
 bindHeader();
 settings.bind(byId("settings-form"));
 conversations.onChange(renderConversations);
+window.addEventListener("pagehide", () => chat.keep());
+byId("key-again").addEventListener("click", () => location.reload());
 renderConversations();
 renderBusy();
 showView("chat");

@@ -3,12 +3,14 @@
 import { element, paint, reconcile } from "./dom.js";
 import { ago, bytes, layers, milliseconds } from "./words.js";
 
+const MAX_CARDS = 60; // a large swarm has its count in the heading; the lost come last
 const MEMORY = [["model", "model_bytes"], ["kv", "kv_bytes"], ["free", "free_bytes"]];
 const MEMORY_WORDS = { model: "model", kv: "KV cache", free: "free" };
 
 export function renderNodes(container, state) {
   const ownVersion = state.nodes.find((node) => node.is_self)?.version;
-  reconcile(container, state.nodes, (node) => node.id, create, (card, node) => {
+  const shown = [...state.nodes].sort((one, other) => Number(one.state === "lost") - Number(other.state === "lost")).slice(0, MAX_CARDS);
+  reconcile(container, shown, (node) => node.id, create, (card, node) => {
     card.className = `node-card ${node.state}`;
     card.dataset.state = node.state;
     paint(card, { ...node, last_seen_s: Math.round(node.last_seen_s), isOld: node.version !== ownVersion }, draw);

@@ -4,6 +4,7 @@ import { element, paint } from "./dom.js";
 import { layers, plural } from "./words.js";
 
 const COUNTED = new Set(["serving", "spare"]); // able to compute now
+const MAX_ROWS = 40; // whoever comes after them still counts among the copies
 const STATE_WORDS = {
   serving: "serving", loading: "loading", spare: "spare, ready to step in", loadable: "could be loaded", draining: "leaving",
 };
@@ -11,7 +12,8 @@ const STATE_WORDS = {
 export function renderStrip(container, state, model, activeStages) {
   const rows = state.nodes
     .map((node) => ({ id: node.id, name: node.name, isSelf: node.is_self, state: node.state, shards: shardsOf(node, model) }))
-    .filter((row) => row.shards.length > 0 && row.state !== "lost");
+    .filter((row) => row.shards.length > 0 && row.state !== "lost")
+    .slice(0, MAX_ROWS);
   const active = activeStages.map(({ node, first, last }) => ({ node, first, last }));
   paint(container, { rows, active, count: model.layer_count, id: model.id, runs: coverage(state, model) }, draw);
 }
