@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from potluck.planner.arrangement import Objective
 from potluck.planner.costs import Link, Links, ModelCosts, NodeOffer
 from potluck.planner.cover import Candidate
-from potluck.planner.arrangement import Objective
 from potluck.planner.placement import Plan, plan
 from potluck.planner.route import RouteRules, quickest_cover, route
 from potluck.wire.messages import Stage

@@ -401,7 +401,8 @@ class Generation:
             self._in_flight.popleft()
         self._tell_scores(now_s)
         if message.token is not None:
-            self._note_step(StepTiming(now_s - self._progress_s, message.compute_us / 1e6, message.queue_us / 1e6))
+            spent = tuple((each.compute_us / 1e6, each.queue_us / 1e6) for each in message.spent)
+            self._note_step(StepTiming(now_s - self._progress_s, spent))
             self._accept(message, now_s)
         self._progress(now_s)
         if not self.is_ended:

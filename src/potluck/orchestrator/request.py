@@ -53,5 +53,12 @@ class StepTiming(NamedTuple):
     """One token's way round: in all, computing, and waiting in shards (their worker's stream included); the rest is the wire's."""
 
     total_s: float
-    compute_s: float
-    queue_s: float
+    stages: tuple[tuple[float, float], ...]  # computing and waiting, of each shard in turn
+
+    @property
+    def compute_s(self) -> float:
+        return sum(compute_s for compute_s, _ in self.stages)
+
+    @property
+    def queue_s(self) -> float:
+        return sum(queue_s for _, queue_s in self.stages)

@@ -7,13 +7,13 @@ A step whose sender, epoch, position, shape or codec does not fit is refused or 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from potluck.shard.outbox import Outbox
 from potluck.shard.sessions import Phase, ShardSession, Waiting
 from potluck.shard.settings import ShardSettings, ShardState, objection
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
+    MAX_STAGES,
     MAX_STEP_TOKENS,
     Close,
     Credit,
@@ -30,6 +30,7 @@ from potluck.wire.messages import (
     Rewire,
     Rewired,
     ShardLost,
+    Spent,
     Step,
     Truncate,
 )
@@ -52,7 +53,6 @@ from potluck.wire.work import (
 )
 
 _REMEMBERED = 1024
-_MOST_US = (1 << 62) - 1  # what a message takes; a neighbour may have claimed as much already
 _REPLAY_STEPS = 32  # so that a replay fits into the next shard's queue, however long the session is
 
 
@@ -86,13 +86,6 @@ class _Running:
 @dataclass
 class _Batch:
     items: list[_Running] = field(default_factory=list)
-
-
-class _Spent(NamedTuple):
-    """Microseconds that a step has cost so far, over all shards."""
-
-    compute_us: int
-    queue_us: int
 
 
 __all__ = ["Effect", "ShardCore", "ShardSettings", "ShardState", "Suspect", "Work"]
@@ -434,11 +427,11 @@ class ShardCore:
         session.length_out = step.position + step.count
         self.observe(now_s - running.arrived_s)
         queue_us = max(0, int((now_s - running.arrived_s) * 1e6) - compute_us)
-        spent = _Spent(min(step.compute_us + compute_us, _MOST_US), min(step.queue_us + queue_us, _MOST_US))
+        spent = (*step.spent[: MAX_STAGES - 1], Spent(compute_us, queue_us))
         self._pass_on(session, step, output, body, spent, now_s)
 
     def _pass_on(
-        self, session: ShardSession, step: Step, output: WorkOutput, body: bytes, spent: "_Spent", now_s: float
+        self, session: ShardSession, step: Step, output: WorkOutput, body: bytes, spent: tuple[Spent, ...], now_s: float
     ) -> None:
         stop = step.position + step.count
         if session.stage.has_output:
@@ -447,7 +440,7 @@ class ShardCore:
                 self._feed_ring(session, stop, output.token, now_s)
                 self._send(
                     session.head, None,
-                    Result(session.id, session.epoch, stop, output.token, output.logprob, output.top, *spent), body,
+                    Result(session.id, session.epoch, stop, output.token, output.logprob, output.top, spent), body,
                 )  # fmt: skip
             return
         if step.position >= session.wiring.forward_from:
@@ -455,12 +448,12 @@ class ShardCore:
         self._outbox.keep(session.id, step.position, step.count, body)
 
     def _forward(
-        self, session: ShardSession, position: int, count: int, body: bytes, chooses: bool, spent: "_Spent"
+        self, session: ShardSession, position: int, count: int, body: bytes, chooses: bool, spent: tuple[Spent, ...]
     ) -> None:
         hop = session.next
         target = hop.session if hop is not None else session.id
         message = Step(
-            target, session.epoch, position, count, session.stage.stop, session.output_codec, chooses, *spent,
+            target, session.epoch, position, count, session.stage.stop, session.output_codec, chooses, spent,
             session.id,
         )  # fmt: skip
         if hop is None:
@@ -542,7 +535,7 @@ class ShardCore:
         row_bytes = self._size(session.output_codec, 1)
         most_rows = min(max(self.settings.replay_rows, -(-message.stop // _REPLAY_STEPS)), MAX_STEP_TOKENS)
         for piece in self._outbox.pieces(session.id, message.start, message.stop, most_rows, row_bytes):
-            self._forward(session, piece.position, piece.count, piece.body, False, _Spent(0, 0))
+            self._forward(session, piece.position, piece.count, piece.body, False, ())
 
     # ------------------------------------------------------------ the rest
 

@@ -6,7 +6,6 @@ Deterministic: the same request gets the same answer. A generation can be slow, 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
-
 from potluck.core.errors import ContextLengthExceeded, ModelNotFound
 from potluck.core.model_facts import ModelFacts, Rotary
 from potluck.core.sampling_params import SamplingParams

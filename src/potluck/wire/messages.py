@@ -18,6 +18,7 @@ PROTOCOL_VERSION = 2
 MAX_POSITIONS = 1 << 20
 MAX_STEP_TOKENS = 4096
 MAX_HISTORY = 1 << 20
+MAX_STAGES = 64
 
 SessionId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 NodeId = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -95,7 +96,7 @@ class Wiring(msgspec.Struct, frozen=True, array_like=True):
     ring: Hop | None
     ring_from: Neighbour | None
     forward_from: Position
-    stages: Annotated[int, Meta(ge=1, le=64)]  # shards in the pipeline, for the size of batches
+    stages: Annotated[int, Meta(ge=1, le=MAX_STAGES)]  # shards in the pipeline, for the size of batches
 
 
 class Open(_Message, frozen=True, tag="open"):
@@ -124,6 +125,17 @@ class Refused(_Message, frozen=True, tag="refused"):
     message: Text
 
 
+class Spent(msgspec.Struct, frozen=True, array_like=True):
+    """What a step cost in one shard: computing, and the rest of the time from its arrival to its output."""
+
+    compute_us: Microseconds
+    queue_us: Microseconds
+
+
+SpentByStage = Annotated[tuple[Spent, ...], Meta(max_length=MAX_STAGES)]
+"""One for each shard that a step has been through in this round, for the head's breakdown."""
+
+
 class Step(_Message, frozen=True, tag="step"):
     """Tokens position … position + count - 1. The body holds token ids (codec None) or activations that enter `layer`.
 
@@ -138,8 +150,7 @@ class Step(_Message, frozen=True, tag="step"):
     layer: Layer
     codec: Codec | None
     chooses: bool
-    compute_us: Microseconds = 0  # summed over the shards so far, for the head's breakdown
-    queue_us: Microseconds = 0  # likewise: from a step's arrival to its output, less computing
+    spent: SpentByStage = ()
     source: SessionId | None = None
 
 
@@ -155,8 +166,7 @@ class Result(_Message, frozen=True, tag="result"):
     token: Token | None
     logprob: float | None = None
     top: Annotated[tuple[tuple[Token, float], ...], Meta(max_length=32)] = ()
-    compute_us: Microseconds = 0
-    queue_us: Microseconds = 0
+    spent: SpentByStage = ()
 
 
 class Rewire(_Message, frozen=True, tag="rewire"):

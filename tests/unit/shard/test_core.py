@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from potluck.wire.messages import (
+    MAX_STAGES,
     Close,
     Credit,
     Fault,
@@ -18,6 +19,7 @@ from potluck.wire.messages import (
     Result,
     Rewire,
     Rewired,
+    Spent,
     Stage,
     Step,
     Truncate,
@@ -336,8 +338,8 @@ def test_an_error_of_the_worker_is_this_shards_own() -> None:
 def test_times_that_a_neighbour_reports_cannot_make_our_own_messages_invalid() -> None:
     bench = CoreBench(MIDDLE)
     bench.open()
-    most = (1 << 62) - 1
-    [effect] = bench.run(0, compute_us=most, queue_us=most)
+    most = Spent((1 << 62) - 1, (1 << 62) - 1)
+    [effect] = bench.run(0, spent=(most,) * MAX_STAGES)
     assert isinstance(effect.message, Step)
     encoded = msgspec.msgpack.encode(effect.message)
     assert msgspec.msgpack.decode(encoded, type=Step) == effect.message
