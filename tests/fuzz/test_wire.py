@@ -26,6 +26,7 @@ from potluck.wire.frames import HEADER_BYTES, FrameWriter
 from potluck.wire.handshake import AccepterHandshake, DialerHandshake
 from potluck.wire.messages import (
     BulkLink,
+    Chaos,
     ChunkData,
     Credit,
     Described,
@@ -101,6 +102,7 @@ MESSAGES: tuple[tuple[Message, bytes], ...] = (
     (Truncate(session=SESSION, epoch=2, length=3), b""),
     (Credit(session=SESSION, epoch=2, tokens=16), b""),
     (close(1), b""),
+    (Chaos(nonce=3), b""),
     (ShardLost(session=SESSION, node=NODE, model="model", stage=SHARD.stage, reason="gone"), b""),
     (Probe(session=SESSION, nonce=9), b""),
     (Probed(session=SESSION, nonce=9, is_known=True, worker_idle_us=3, position_in=4, position_out=3), b""),

@@ -167,7 +167,8 @@ def _speed(times: Sequence[float]) -> float:
 def _hop_figures(timings: Sequence[StepTiming], shards: int, speed: float) -> HopFigures:
     """Everything but computing, divided by the hops of a token's way round: the ring has as many as there are shards."""
     own = sorted((timing.total_s - timing.compute_s) / shards * 1000 for timing in timings)
-    compute, queue = ([timing[i] * 1000 for timing in timings] for i in (1, 2))
+    compute = [timing.compute_s * 1000 for timing in timings]
+    queue = [timing.queue_s * 1000 for timing in timings]
     wire = [(t.total_s - t.compute_s - t.queue_s) * 1000 for t in timings]
     return HopFigures(
         shards, own[len(own) // 2], own[int(len(own) * 0.95)], statistics.median(compute), statistics.median(queue),

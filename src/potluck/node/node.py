@@ -24,6 +24,7 @@ from potluck.trust.roster import Roster
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
     BulkLink,
+    Chaos,
     ChunkData,
     Describe,
     Described,
@@ -82,6 +83,7 @@ class Node:
         self._housekeeping: asyncio.Task[None] | None = None
         self._swarm_keeping: asyncio.Task[None] | None = None
         self._counted: dict[str, int] = {}  # what the page has shown so far
+        self.allows_chaos = False
         self.on_swarm_message: Callable[[bytes, SwarmMessage], None] = self._no_swarm
         self.on_peer_lost: Callable[[bytes, str], None] = lambda node, reason: None
 
@@ -190,6 +192,8 @@ class Node:
             return self._on_open(sender, message, body)
         if isinstance(message, SwarmMessage):
             return self.on_swarm_message(sender, message)
+        if isinstance(message, Chaos):
+            return self._suffer()
         if isinstance(message, BulkLink | GetHoldings | Holdings | GetChunk | ChunkData):
             self.counters["for_bulk_links_only"] += 1
             return None
@@ -238,6 +242,13 @@ class Node:
             shard.node_lost(node)
         self.orchestrator.on_lost(node, reason)
         self.on_peer_lost(node, reason)
+
+    def _suffer(self) -> None:
+        """Kills this node's workers, as the chaos button wants it."""
+        self.counters["chaos" if self.allows_chaos else "chaos_refused"] += 1
+        if self.allows_chaos:
+            for shard in self.shards:
+                shard.supervisor.kill()
 
     def _no_swarm(self, sender: bytes, message: SwarmMessage) -> None:
         self.counters["no_swarm_here"] += 1

@@ -19,8 +19,9 @@ from potluck.orchestrator.frames import (
     StreamFrame,
     TokenDelta,
 )
-from potluck.orchestrator.generation import Generation, GenerationRequest, GenerationSettings, StepTiming
+from potluck.orchestrator.generation import Generation, GenerationRequest, GenerationSettings, Phase, StepTiming
 from potluck.orchestrator.routing import ShardStore
+from potluck.orchestrator.watching import StageTimings, Watched
 from potluck.planner.cover import Candidate, Placed, check_tiling, cover_around
 from potluck.planner.route import RouteRules, quickest_around, quickest_replacements
 from potluck.telemetry.metrics import Metrics
@@ -46,8 +47,9 @@ class DistributedChatParams(msgspec.Struct, frozen=True, kw_only=True):
 class Running:
     """One generation and its reader."""
 
-    def __init__(self, generation: Generation) -> None:
-        self.generation = generation
+    def __init__(self, generation: Generation, number: int = 0) -> None:
+        self.generation, self.number = generation, number
+        self.timings = StageTimings()
         self.frames: asyncio.Queue[StreamFrame] = asyncio.Queue()
         self.timer: asyncio.TimerHandle | None = None
         self._began_s = self._first_s = asyncio.get_running_loop().time()
@@ -72,6 +74,23 @@ class Running:
         elif isinstance(frame, Finished) and self._tokens > 1:
             metrics.tokens_per_second.set((self._tokens - 1) / max(now - self._first_s, 1e-9))
 
+    def watched(self) -> Watched:
+        generation, now = self.generation, asyncio.get_running_loop().time()
+        elapsed_s = max(now - self._first_s, 1e-9)
+        return Watched(
+            str(self.number), generation.request.model, self._phase(), self._tokens,
+            round((self._tokens - 1) / elapsed_s, 2) if self._tokens > 1 else 0.0, generation.failovers, generation.stages,
+            self.timings.shown(),
+        )  # fmt: skip
+
+    def _phase(self) -> str:
+        phase = self.generation.phase
+        if phase is Phase.WAITING or (phase is Phase.FORMING and self._tokens):
+            return "recovering"
+        if phase in (Phase.NEW, Phase.FORMING):
+            return "queued"
+        return "decode" if self._tokens else "prefill"
+
 
 class PipelineOrchestrator:
     """Heads generations for one node. `store` holds the shards that are on offer; `connect` and the swarm fill it."""
@@ -83,6 +102,7 @@ class PipelineOrchestrator:
         self.max_concurrent_pipelines = most
         self._node, self._links, self._send, self._metrics = node, links, send, metrics
         self._running: list[Running] = []
+        self._started = 0
         self._answers: dict[tuple[bytes, int], asyncio.Future[tuple[Message, bytes]]] = {}
         self._nonce = 0
         self._addresses: dict[str, bytes | None] = {}
@@ -95,6 +115,20 @@ class PipelineOrchestrator:
     def pipelines(self) -> tuple[tuple[Placed, ...], ...]:
         """The stages of each generation that runs now, oldest first."""
         return tuple(running.generation.stages for running in self._running)
+
+    def watched(self) -> list[Watched]:
+        """The generations that run now, oldest first."""
+        return [running.watched() for running in self._running]
+
+    @staticmethod
+    def _watch_timings(running: Running) -> None:
+        tell = running.generation.on_timing
+
+        def note(timing: StepTiming) -> None:
+            running.timings.note(timing)
+            tell(timing)
+
+        running.generation.on_timing = note
 
     # ------------------------------------------------------------ finding shards
 
@@ -185,7 +219,9 @@ class PipelineOrchestrator:
         """Streams frames to the end. Leaving the loop early cancels the generation and frees every shard."""
         if len(self._running) >= self.max_concurrent_pipelines:
             raise ShardUnavailable(f"all {self.max_concurrent_pipelines} pipelines are in use")
-        running = Running(self._generation(request, params))
+        self._started += 1
+        running = Running(self._generation(request, params), self._started)
+        self._watch_timings(running)
         self._running.append(running)
         loop = asyncio.get_running_loop()
         try:

@@ -41,8 +41,8 @@ def replace_gaps(
     return groups
 
 
-# Added to a queue's depth: suspects are used where nobody else is left, one's own copy of a model last.
-_SUSPECTS_LATER, _OWN_LAST = 100_000, 1_000_000
+# Added to a queue's depth: spares are used where nobody else is left, suspects after them, one's own copy of a model last.
+_SPARES_LATER, _SUSPECTS_LATER, _OWN_LAST = 1_000, 100_000, 1_000_000
 SUSPICION_S = 30.0  # what others say of a node is believed for so long: a liar can slow it down, not expel it
 _MOST_SUSPECTS = 256
 
@@ -112,7 +112,7 @@ class ShardStore:
                 is_same = (info.model, info.weights_sha256, info.arithmetic) == (model, weights_sha256, arithmetic)
                 is_own = node in self._own
                 if is_same and (allows_own or not is_own):
-                    depth = info.queue_depth + (_OWN_LAST if is_own else 0)
+                    depth = info.queue_depth + (_OWN_LAST if is_own else 0) + (_SPARES_LATER if info.is_spare else 0)
                     depth += _SUSPECTS_LATER if self.is_suspect(node, now_s) else 0
                     found.append(
                         Candidate(

@@ -401,6 +401,12 @@ class Suspicion(_Message, frozen=True, tag="suspicion"):
     version: Counting
 
 
+class Chaos(_Message, frozen=True, tag="chaos"):
+    """Asks a node to kill its own workers: for demonstrations, and obeyed only where its owner allows it."""
+
+    nonce: int
+
+
 SwarmMessage = Ping | Pong | Summary | Buckets | Digests | Wanted | Records | Suspicion
 
 Message = (
@@ -437,4 +443,5 @@ Message = (
     | Wanted
     | Records
     | Suspicion
+    | Chaos
 )
