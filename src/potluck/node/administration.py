@@ -32,7 +32,7 @@ from potluck.gateway.page_state import (
 from potluck.identity.keys import short_id
 from potluck.node.steward import ModelDuty
 from potluck.node.swarm_node import News, SwarmNode
-from potluck.orchestrator.orchestrator import Watched
+from potluck.orchestrator.watching import Watched
 from potluck.swarm.upkeep import ShardPhase
 from potluck.swarm.view import Seen
 from potluck.trust.invites import encode_invite
@@ -54,7 +54,7 @@ class NodeAdministration(Administration):
     """`on_left` is called when the node has drained on request and may end."""
 
     def __init__(self, swarm: SwarmNode, api_url: str, needs_key: bool, allows_chaos: bool, on_left: Callable[[], None]) -> None:  # fmt: skip
-        self._swarm, self._api_url, self._needs_key, self._on_left = swarm, api_url, needs_key, on_left
+        self._swarm, self.api_url, self._needs_key, self._on_left = swarm, api_url, needs_key, on_left
         self._allows_chaos = allows_chaos
         self._ending: asyncio.TimerHandle | None = None
 
@@ -70,7 +70,7 @@ class NodeAdministration(Administration):
             swarm=SwarmFacts(roster.swarm.hex(), roster.name, swarm.node.id.hex()), now_ms=int(time.time() * 1000),
             models=tuple(self._model(duty) for duty in swarm.steward.duties.values()), nodes=tuple(self._nodes()),
             links=tuple(self._links()), requests=tuple(self._request(each) for each in swarm.node.orchestrator.watched()),
-            plan=self._plan(), chaos=self._allows_chaos, api=ApiFacts(f"{self._api_url}/v1", self._needs_key),
+            plan=self._plan(), chaos=self._allows_chaos, api=ApiFacts(f"{self.api_url}/v1", self._needs_key),
         )  # fmt: skip
 
     def _model(self, duty: ModelDuty) -> ModelView:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from potluck.core.paths import locate_folders
 from potluck.identity.keys import NodeKey, load_or_create_key
+from potluck.node.run_file import RunFile
 from potluck.trust.swarm_file import SwarmFile
 
 
@@ -17,6 +18,16 @@ def own_key() -> NodeKey:
 def own_swarm_file() -> SwarmFile:
     """Beside the key; whether there is one says whether the node belongs to a swarm."""
     return SwarmFile(_key_path().with_suffix(".swarm"))
+
+
+def own_run_file() -> RunFile:
+    """Beside the key; there while a node of this home runs."""
+    return RunFile(_key_path().with_suffix(".run"))
+
+
+def own_folder() -> Path:
+    """Where a node keeps what it learns of its swarm."""
+    return _key_path().parent
 
 
 def _key_path() -> Path:

@@ -1,0 +1,295 @@
+"""Running a node of a swarm in the foreground: what `potluck up` (without explicit addresses) and `potluck join` have in common."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from potluck.cli.api_options import ApiOptions
+from potluck.cli.console import make_progress, notice, print_json
+from potluck.cli.models import open_store
+from potluck.core.errors import BadRequest, PeerRefused, PotluckError
+
+if TYPE_CHECKING:
+    from potluck.gateway.server import GatewayServer
+    from potluck.identity.keys import NodeKey
+    from potluck.node.administration import NodeAdministration
+    from potluck.node.swarm_node import SwarmNode, SwarmNodeSettings
+    from potluck.trust.invites import Invite
+    from potluck.trust.keeper import SwarmKeeper
+    from potluck.weights.store import ModelStore
+
+DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_SWARM_LISTEN = "0.0.0.0:7475"
+
+
+@dataclass(frozen=True)
+class SwarmOptions:
+    """`layers`: exactly these, or none. `memory`: at most so much for weights and KV."""
+
+    model: str | None
+    layers: str | None
+    max_layers: int
+    memory: str | None
+    listen: str | None
+    threads: int
+    streams: int
+    name: str
+    interfaces: tuple[str, ...]
+    uses_discovery: bool
+    serves: bool
+    has_chaos: bool
+    api: ApiOptions | None
+    as_json: bool
+
+
+async def run_swarm_node(options: SwarmOptions, invite: "Invite | None" = None) -> None:
+    from potluck.node.identity_file import own_key
+
+    began_s = time.monotonic()
+    key, store = own_key(), open_store()
+    if invite is not None:
+        keeper = await _redeem(key, invite)
+    else:
+        keeper = _own_swarm(key, store, options)
+    await _Session(options, key, keeper, store, began_s).run()
+
+
+def _own_swarm(key: "NodeKey", store: "ModelStore", options: SwarmOptions) -> "SwarmKeeper":
+    """The swarm that this node belongs to, or a new one of which it is the founder; with a model to serve."""
+    from potluck.node.identity_file import own_swarm_file
+    from potluck.trust.keeper import SwarmKeeper
+
+    file = own_swarm_file()
+    is_new = file.read() is None
+    keeper = SwarmKeeper.found(key, file, options.name) if is_new else SwarmKeeper(key, file)
+    if is_new:
+        notice(f"founded a swarm ({keeper.roster.swarm.hex()[:8]})")
+    if options.model is not None or (is_new and options.serves):
+        _serve_model(keeper, store, options)
+    return keeper
+
+
+def _serve_model(keeper: "SwarmKeeper", store: "ModelStore", options: SwarmOptions) -> None:
+    from potluck.cli.ask import find_model
+    from potluck.weights.pull import Puller
+
+    if options.model is None and not store.list():
+        progress = make_progress(options.as_json)
+        try:
+            notice(f"no model here yet: pulling {DEFAULT_MODEL}")
+            Puller(store, progress).pull(DEFAULT_MODEL)
+        finally:
+            progress.finish()
+    entry = find_model(store, options.model)
+    served = {(model.subject, model.weights_sha256) for model in keeper.roster.models()}
+    if (entry.id, entry.weights_sha256) not in served:
+        keeper.serve_model(entry.id, entry.weights_sha256, streams=4)
+
+
+async def _redeem(key: "NodeKey", invite: "Invite") -> "SwarmKeeper":
+    """Shows the invite to its issuer; from then on this node is a member."""
+    from potluck.node.identity_file import own_swarm_file
+    from potluck.trust.keeper import SwarmKeeper
+
+    file = own_swarm_file()
+    stored = file.read()
+    if stored is not None:
+        if stored.swarm == invite.swarm:
+            notice("this node belongs to that swarm already")
+            return SwarmKeeper(key, file)
+        raise BadRequest("this node belongs to another swarm; `potluck leave --forget` ends that first")
+    await _show_invite(key, invite)
+    return SwarmKeeper.join(key, file, invite)
+
+
+async def _show_invite(key: "NodeKey", invite: "Invite") -> None:
+    from potluck.net.peers import DIAL_TIMEOUT_S
+    from potluck.net.tls import TlsTransport
+
+    transport = TlsTransport(key, lambda node, ticket: "joining")
+    problems = []
+    for address in invite.addresses:
+        try:
+            link = await transport.dial(address, invite.issuer, _Silent(), DIAL_TIMEOUT_S, invite.ticket)
+        except PeerRefused as refusal:
+            raise BadRequest(f"the invite was refused: {refusal.reason}; ask for a new one (potluck invite)") from None
+        except (PotluckError, OSError) as error:
+            problems.append(f"{address}: {error}")
+            continue
+        link.close()
+        return
+    raise BadRequest(f"whoever invited you cannot be reached ({'; '.join(problems)}); is its node up, on the same network?")
+
+
+class _Silent:
+    """A link that is only there to be admitted."""
+
+    def on_message(self, link: object, message: object, body: bytes) -> None:
+        pass
+
+    def on_lost(self, link: object, reason: str) -> None:
+        pass
+
+
+class _Session:
+    """One run of the node, from its start to Ctrl-C or `potluck leave`."""
+
+    def __init__(
+        self, options: SwarmOptions, key: "NodeKey", keeper: "SwarmKeeper", store: "ModelStore", began_s: float
+    ) -> None:
+        self._options, self._key, self._keeper, self._store, self._began_s = options, key, keeper, store, began_s
+        self._stopped = asyncio.Event()
+        self._has_served = False
+
+    async def run(self) -> None:
+        from potluck.node.identity_file import own_run_file
+        from potluck.node.swarm_node import SwarmNode
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._stopped.set)
+        settings = self._settings()
+        progress = make_progress(self._options.as_json)
+        swarm = SwarmNode(self._key, self._keeper, self._store, settings, lambda: progress, self._say)
+        swarm.node.allows_chaos = self._options.has_chaos
+        gateway: GatewayServer | None = None
+        run_file = own_run_file()
+        if run_file.read() is not None:
+            raise BadRequest("a node of this home is running already; `potluck status` shows it")
+        try:
+            await self._start(swarm)
+            gateway = await self._start_api(swarm)
+            gc.collect()
+            gc.freeze()  # what exists now stays: the collector need not look at it again while tokens are waiting
+            self._announce(swarm, gateway)
+            await self._stopped.wait()
+        finally:
+            run_file.remove()
+            if gateway is not None:
+                await gateway.stop()
+            await swarm.stop()
+
+    def _settings(self) -> "SwarmNodeSettings":
+        from potluck.core.layers import LayerRange
+        from potluck.node.configuration_file import read_configuration
+        from potluck.node.identity_file import own_folder
+        from potluck.node.machine import memory_budget_bytes, memory_total_bytes, parse_size, reading_bytes_per_s
+        from potluck.node.serving import ServingSettings
+        from potluck.node.steward import StewardSettings
+        from potluck.node.swarm_node import SwarmNodeSettings
+
+        options, configuration = self._options, read_configuration()
+        budget = memory_budget_bytes(parse_size(options.memory) if options.memory else None)
+        pinned = LayerRange.parse(options.layers, self._layer_count()) if options.layers else None
+        steward = StewardSettings(
+            name=options.name or _host_name(), is_serving=options.serves, memory_total_bytes=memory_total_bytes(),
+            memory_budget_bytes=budget, bytes_per_s=reading_bytes_per_s(),
+            lifetime_s=int(4 * configuration.shard_health_timeout_seconds), pinned=pinned, max_layers=options.max_layers,
+            serving=ServingSettings(
+                threads=options.threads, max_concurrent_streams=options.streams,
+                eviction_idle_s=configuration.host.shard_eviction_idle_seconds,
+            ),
+        )  # fmt: skip
+        return SwarmNodeSettings(
+            listen=options.listen or DEFAULT_SWARM_LISTEN, folder=own_folder(), steward=steward,
+            uses_discovery=options.uses_discovery, interfaces=options.interfaces,
+        )  # fmt: skip
+
+    def _layer_count(self) -> int:
+        models = self._keeper.roster.models()
+        if not models:
+            raise BadRequest("--layers pins layers of a model, and this swarm serves none yet")
+        entry = self._store.find_weights(models[0].weights_sha256)
+        if entry is None:
+            raise BadRequest("--layers can be given once this machine has the model (potluck pull)")
+        return entry.layer_count
+
+    async def _start(self, swarm: "SwarmNode") -> None:
+        try:
+            await swarm.start()
+        except BadRequest:
+            if self._options.listen is not None:
+                raise
+            host = DEFAULT_SWARM_LISTEN.rpartition(":")[0]
+            notice(f"{DEFAULT_SWARM_LISTEN} is taken; listening on another port")
+            import msgspec
+
+            swarm.settings = msgspec.structs.replace(swarm.settings, listen=f"{host}:0")
+            await swarm.start()
+
+    async def _start_api(self, swarm: "SwarmNode") -> "GatewayServer | None":
+        from potluck.cli.api_options import gateway_settings
+        from potluck.gateway.administration import add_administration
+        from potluck.gateway.api_keys import is_loopback
+        from potluck.gateway.server import GatewayServer
+        from potluck.net.addresses import parse_address
+        from potluck.node.administration import NodeAdministration
+        from potluck.node.answering import NodeAnswering
+
+        api = self._options.api
+        if api is None:
+            return None
+        needs_key = not is_loopback(parse_address(api.address)[0])
+        administration = NodeAdministration(swarm, "", needs_key, self._options.has_chaos, self._stopped.set)
+        gateway = GatewayServer(
+            NodeAnswering(swarm.node), gateway_settings(api), lambda app: add_administration(app, administration)
+        )
+        return await self._serve_api(gateway, administration, api)
+
+    async def _serve_api(
+        self, gateway: "GatewayServer", administration: "NodeAdministration", api: ApiOptions
+    ) -> "GatewayServer | None":
+        try:
+            await gateway.start()
+        except OSError as error:
+            if api.is_chosen:
+                raise
+            notice(f"no API: {api.address} cannot be had ({error.strerror}); choose another place with --api ADDR")
+            return None
+        administration.api_url = gateway.url
+        if gateway.new_key is not None:
+            notice(f"API key, made now and shown once: {gateway.new_key}")
+        return gateway
+
+    def _announce(self, swarm: "SwarmNode", gateway: "GatewayServer | None") -> None:
+        from potluck.node.identity_file import own_run_file
+        from potluck.node.run_file import RunningNode
+
+        roster, addresses = self._keeper.roster, swarm.steward.addresses
+        api = "" if gateway is None else gateway.address
+        own_run_file().write(RunningNode(os.getpid(), swarm.node.id.hex(), roster.swarm.hex(), addresses, api))
+        if self._options.as_json:
+            return print_json(
+                {
+                    "node": swarm.node.id.hex(), "swarm": roster.swarm.hex(), "address": addresses[0], "api": api,
+                    "daemon_pid": os.getpid(),
+                }
+            )  # fmt: skip
+        notice(f"node {swarm.node.id.hex()[:8]} of swarm {roster.swarm.hex()[:8]}, reachable at {', '.join(addresses)}")
+        if gateway is not None:
+            notice(f"page {gateway.url}/   OpenAI API {gateway.url}/v1")
+        if roster.may_invite(swarm.node.id):
+            notice("add a machine: `potluck invite` here, and paste what it prints there")
+        return None
+
+    def _say(self, text: str) -> None:
+        elapsed_s = time.monotonic() - self._began_s
+        if self._options.as_json:
+            print_json({"event": text, "seconds": round(elapsed_s, 2)})
+        elif text.startswith("serving") and not self._has_served:
+            self._has_served = True
+            notice(f"{text} ({elapsed_s:.1f} s after the start)")
+        else:
+            notice(text)
+
+
+def _host_name() -> str:
+    import socket
+
+    with contextlib.suppress(OSError):
+        return socket.gethostname()[:64]
+    return ""

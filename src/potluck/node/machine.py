@@ -1,0 +1,43 @@
+"""What this machine can give: memory for layers, and how fast it reads them."""
+
+import re
+import time
+
+import numpy as np
+import psutil
+
+from potluck.core.errors import BadRequest
+
+_SHARE = 0.75  # of what is free at the start; the rest is the owner's
+_PROBE_BYTES = 64 << 20
+_UNITS = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000, "t": 1_000_000_000_000}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", re.IGNORECASE | re.ASCII)
+
+
+def memory_total_bytes() -> int:
+    return int(psutil.virtual_memory().total)
+
+
+def memory_budget_bytes(limit_bytes: int | None = None) -> int:
+    """For weights and KV: what was asked for, but never more than there is."""
+    free = int(psutil.virtual_memory().available * _SHARE)
+    return free if limit_bytes is None else min(limit_bytes, memory_total_bytes())
+
+
+def parse_size(text: str) -> int:
+    """`4GB`, `500 MB`, `1.5g`. Raises BadRequest."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise BadRequest(f'"{text}" is not a size like 4GB or 500MB')
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def reading_bytes_per_s() -> float:
+    """How fast one thread reads memory: about what decoding is bound by. Takes some tens of milliseconds."""
+    data = np.ones(_PROBE_BYTES // 8, np.int64)
+    best_s = float("inf")
+    for _ in range(3):
+        began_s = time.perf_counter()
+        data.sum()
+        best_s = min(best_s, time.perf_counter() - began_s)
+    return _PROBE_BYTES / best_s
