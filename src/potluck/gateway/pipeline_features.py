@@ -28,7 +28,9 @@ def with_prompt_logprobs(request: GenerationRequest, count: int) -> GenerationRe
     return _with(request, "prompt_logprobs", count, "echo")
 
 
-def prompt_logprobs_of(frame: object, prompt: tuple[int, ...], tokenizer: Tokenizer) -> tuple[TokenLogprobs, ...] | None:
+def prompt_logprobs_of(
+    frame: object, prompt: tuple[int, ...], tokenizer: Tokenizer
+) -> tuple[TokenLogprobs, ...] | None:
     """What a frame tells about the prompt; None for every other frame. The first token has none: NaN stands for it."""
     positions: Any = getattr(frame, "positions", None)
     if positions is None:

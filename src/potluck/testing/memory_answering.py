@@ -6,7 +6,6 @@ Deterministic: the same request gets the same answer. A generation can be slow, 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
-
 from potluck.core.errors import ContextLengthExceeded, ModelNotFound
 from potluck.core.model_facts import ModelFacts, Rotary
 from potluck.core.sampling_params import SamplingParams
@@ -56,7 +55,7 @@ class MemoryAnswer:
         return ("aa" * 32, "bb" * 32)
 
     async def frames(self) -> AsyncIterator[StreamFrame]:
-        model, request = self._model, self._request
+        model = self._model
         model.running += 1
         model.most_running = max(model.most_running, model.running)
         try:
@@ -98,7 +97,11 @@ class MemoryModel:
         self.template = ChatTemplate(chat_template, self.tokenizer.spec)
         self.facts = _facts(self.tokenizer, context_length)
         self.card = ModelCard(
-            id=name, weights_sha256="ab" * 32, created=1_700_000_000, context_length=context_length, architecture="llama"
+            id=name,
+            weights_sha256="ab" * 32,
+            created=1_700_000_000,
+            context_length=context_length,
+            architecture="llama",
         )
         self.script = script
         self.prefill_s = self.step_s = 0.0
