@@ -4,9 +4,8 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,10 @@ import pytest
 
 from potluck.client import Client, ShardFailover
 from potluck.net.loop import run
+from potluck.node.node import Node
 from potluck.testing.local_swarm import LocalHead, LocalSwarm, split_plan
-from tests.support.swarms import open_handles
+from potluck.wire.messages import Describe, Described
+from tests.support.swarms import head_node, open_handles
 
 MODEL = "smollm2-135m"
 QUESTION = [{"role": "user", "content": "What is a potluck dinner?"}]
@@ -248,7 +249,7 @@ _VARIANTS: dict[str, dict[str, Any]] = {
 async def _streamed(client: openai.AsyncOpenAI, fields: dict[str, Any], begun: asyncio.Event) -> tuple[Any, int]:
     """All that was streamed, put together by choice, and the failovers that the usage tells."""
     stream = await client.chat.completions.create(
-        model=MODEL, max_tokens=60, stream=True, stream_options={"include_usage": True}, **fields
+        model=MODEL, max_tokens=40, stream=True, stream_options={"include_usage": True}, **fields
     )
     told: dict[int, list[Any]] = {}
     count, failovers = 0, 0
@@ -311,35 +312,48 @@ def test_our_own_client_sees_the_failover_as_a_typed_frame(swarm: LocalSwarm) ->
 # ------------------------------------------------------------ a client goes away
 
 
-def _sessions(head: LocalHead, swarm: LocalSwarm) -> int:
-    from potluck.cli.local import _describe
+async def _sessions(node: Node) -> int:
+    """Of all shards, as they say now."""
+    store = node.orchestrator.store
+    count = 0
+    for _, described in store.offers():
+        answer, _ = await node.orchestrator.ask(described.node, Describe)
+        assert isinstance(answer, Described)
+        count += sum(info.streams for info in answer.shards)
+    return count
 
-    return sum(info.streams for _, described in run(_describe(swarm.addresses)) for info in described.shards)
+
+async def _until_sessions(node: Node, is_so: Callable[[int], bool], patience_s: float) -> float:
+    began_s = time.monotonic()
+    while not is_so(await _sessions(node)):
+        assert time.monotonic() - began_s < patience_s, "it did not happen in time"
+        await asyncio.sleep(0.01)
+    return time.monotonic() - began_s
 
 
 @pytest.mark.parametrize("moment", ["in prefill", "between tokens"])
-def test_a_client_that_disconnects_frees_every_shard_within_a_second(
-    swarm: LocalSwarm, head: LocalHead, moment: str
-) -> None:
-    before = open_handles(head.pid)
-    words = "word " * (3000 if moment == "in prefill" else 3)
-    body = json.dumps({"messages": [{"role": "user", "content": words}], "stream": True, "max_tokens": 2000}).encode()
-    host, _, port = head.url.removeprefix("http://").rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
-        lines = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {len(body)}\r\n\r\n"
-        connection.sendall(lines.encode() + body)
-        if moment == "between tokens":
-            connection.recv(200)
-        _wait_until(lambda: _sessions(head, swarm) >= 2, 20.0)
-    _wait_until(lambda: _sessions(head, swarm) == 0, 1.5)  # half a second of it is ours to ask
-    _wait_until(lambda: open_handles(head.pid) <= before, 5.0)
+def test_a_client_that_disconnects_frees_every_shard_within_a_second(swarm: LocalSwarm, moment: str) -> None:
+    async def ask_and_leave() -> None:
+        assert swarm.head is not None
+        words = "word " * (3000 if moment == "in prefill" else 3)
+        body = json.dumps(
+            {"messages": [{"role": "user", "content": words}], "stream": True, "max_tokens": 2000}
+        ).encode()
+        host, _, port = swarm.head.url.removeprefix("http://").rpartition(":")
+        async with head_node(swarm.addresses) as node:
+            before = open_handles(swarm.head.pid)
+            reader, writer = await asyncio.open_connection(host, int(port))
+            lines = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(lines.encode() + body)
+            if moment == "between tokens":
+                await reader.readuntil(b'"content":"')
+                await reader.readuntil(b'"content":"')
+            await _until_sessions(node, lambda count: count > 0, 30.0)
+            writer.close()
+            await _until_sessions(node, lambda count: count == 0, 1.0)
+            assert open_handles(swarm.head.pid) <= before
 
-
-def _wait_until(is_so: Any, patience_s: float) -> None:
-    end_s = time.monotonic() + patience_s
-    while not is_so():
-        assert time.monotonic() < end_s, "it did not happen in time"
-        time.sleep(0.02)
+    run(ask_and_leave())
 
 
 def test_health_and_metrics_are_there(head: LocalHead) -> None:
