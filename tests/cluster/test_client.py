@@ -69,9 +69,14 @@ def test_errors_have_their_code_before_and_within_the_stream(url: str, answering
     assert (missing.value.status, missing.value.code) == (404, "model_not_found")
     answering.model.frames_before = {3: [frames.PipelineAborted("pipeline_stalled", "no progress", 3)]}
     seen = []
-    with Client(url) as client, pytest.raises(ApiError) as broken:
-        for event in client.chat("Hello"):
-            seen.append(event)
+
+    def read_all() -> None:
+        with Client(url) as client:
+            for event in client.chat("Hello"):
+                seen.append(event)
+
+    with pytest.raises(ApiError) as broken:
+        read_all()
     assert broken.value.code == "pipeline_stalled"
     assert any(isinstance(event, PipelineAborted) for event in seen)
 
