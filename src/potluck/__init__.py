@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from potluck.client import AsyncClient, Client
     from potluck.orchestrator.frames import StreamFrame
     from potluck.orchestrator.orchestrator import DistributedChatParams, PipelineOrchestrator
     from potluck.orchestrator.router import Pipeline, ShardDescriptor, ShardHealthTracker, ShardRouter
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from potluck.shard.server import ShardHealth, ShardServer
 
 _HOMES = {
+    "AsyncClient": "potluck.client",
+    "Client": "potluck.client",
     "DistributedChatParams": "potluck.orchestrator.orchestrator",
     "Pipeline": "potluck.orchestrator.router",
     "PipelineOrchestrator": "potluck.orchestrator.orchestrator",
@@ -31,6 +34,8 @@ _HOMES = {
 }
 
 __all__ = [
+    "AsyncClient",
+    "Client",
     "DistributedChatParams",
     "Pipeline",
     "PipelineOrchestrator",

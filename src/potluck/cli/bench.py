@@ -9,6 +9,7 @@ import typer
 
 from potluck.cli.console import EXIT_FAILURE, JsonOption, format_table, notice, print_json
 from potluck.cli.models import open_store
+from potluck.cli.up import DEFAULT_API
 from potluck.core.errors import BadRequest
 from potluck.weights.catalogue import DEFAULT_MODEL_ID
 
@@ -26,6 +27,7 @@ app = typer.Typer(help="Measure what this machine achieves.", rich_markup_mode=N
 LLAMA_CPP = "llama.cpp"
 _QUICK = {"rounds": 3, "decode_tokens": 32, "deep_tokens": 16, "large_tokens": 8, "step_repeats": 8}
 _MAX_THREADS = 256
+_MAX_CLIENTS = 1000
 _QUIET_CORES = 0.2
 _WIDE = 160  # columns where there is no terminal: a pipe or a file must not cut lines
 
@@ -206,6 +208,39 @@ def print_swarm(report: "SwarmReport") -> None:
     )
 
 
+@app.command("api")
+def api(
+    url: Annotated[str, typer.Option("--url", help="A node's API.")] = f"http://{DEFAULT_API}",
+    key: Annotated[str | None, typer.Option("--key", envvar="POTLUCK_API_KEY", help="Where it asks for one.")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Where it serves several.")] = None,
+    clients: Annotated[str, typer.Option("--clients", help="Numbers of clients to measure with.")] = "1,4,16,64",
+    tokens: Annotated[int, typer.Option("--tokens", min=2, help="Of each answer.")] = 32,
+    quick: Annotated[bool, typer.Option("--quick", help="One question per client: a rough idea.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the API under load: time to first token, time between tokens, throughput."""
+    import httpx
+
+    from potluck.bench.api import ApiBenchSettings, bench_api
+    from potluck.core.errors import BenchmarkFailed
+    from potluck.net.loop import run
+
+    settings = ApiBenchSettings(
+        url=url, key=key, model=model, clients=parse_counts(clients, "--clients", _MAX_CLIENTS), tokens=tokens,
+        requests_per_client=1 if quick else 2,
+    )  # fmt: skip
+    try:
+        report = run(bench_api(settings, _ignore if as_json else notice))
+    except httpx.HTTPError as error:
+        raise BenchmarkFailed(f"{url} cannot be asked ({error}); start it with: potluck local") from None
+    if as_json:
+        return print_json(report)
+    header = ("CLIENTS", "ANSWERS", "REFUSED", "FIRST P50 MS", "P95 MS", "NEXT P50 MS", "P95 MS", "TOKENS/S")
+    rows = [tuple(f"{value:.4g}" for value in msgspec.structs.astuple(load)) for load in report.loads]
+    print(format_table(header, rows, range(8)))
+    return None
+
+
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
@@ -244,10 +279,14 @@ def model_file(model: str, cache_folder: Path) -> "ModelFile":
 
 
 def parse_threads(text: str) -> tuple[int, ...]:
+    return parse_counts(text, "--threads", _MAX_THREADS)
+
+
+def parse_counts(text: str, option: str, most: int) -> tuple[int, ...]:
     """`1,2` as (1, 2), in ascending order."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and 1 <= int(part) <= _MAX_THREADS for part in parts):
-        raise BadRequest(f"--threads takes numbers from 1 to {_MAX_THREADS} with commas between, not {text!r}")
+    if not all(part.isdecimal() and 1 <= int(part) <= most for part in parts):
+        raise BadRequest(f"{option} takes numbers from 1 to {most} with commas between, not {text!r}")
     return tuple(sorted({int(part) for part in parts}))
 
 

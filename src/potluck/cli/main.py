@@ -58,6 +58,7 @@ potluck pull NAME|PATH|hf:REPO   bring a model into the store
 potluck models                   list the models in the store
 potluck remove ID                delete one
 potluck bench engine             measure this machine
+potluck bench api                measure the API under load
 potluck ask "..."                ask one a question
 potluck up --layers 0-14         serve some layers to other machines
 potluck local --nodes 3          try it out: several nodes on this machine

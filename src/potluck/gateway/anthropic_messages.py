@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from potluck.core.errors import BadRequest, UnsupportedParameter
-from potluck.gateway.conversations import conversation, text_of
+from potluck.gateway.conversations import check_together, conversation, read_response_format, text_of
 from potluck.gateway.error_table import message_of, row_of
 from potluck.gateway.events import ChoiceFinished, Event, TextDelta, ToolCallArguments, ToolCallStarted, Usage
 from potluck.gateway.reading import checked_limit, read_body, refuse, sampling_params, stop_strings
@@ -15,7 +15,6 @@ from potluck.gateway.surface import SSE, CollectedChoice, potluck_usage, sse
 
 _REFUSED: dict[str, tuple[object, ...]] = {
     "mcp_servers": ([],), "container": (), "thinking": ({"type": "disabled"},), "output_format": (), "context_management": (),
-    "output_config": (),
 }  # fmt: skip
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
           413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
@@ -36,14 +35,20 @@ class MessagesBody(CountBody, frozen=True, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    output_config: dict[str, Any] = {}
 
 
 def read_messages(data: bytes, created: int) -> tuple[InferenceRequest, "MessagesSurface"]:
     body, raw = read_body(data, MessagesBody)
     refuse(raw, _REFUSED)
+    held = _conversation(body)
+    form = body.output_config.get("format")
+    grammar = read_response_format(form if isinstance(form, dict) else None)
+    check_together(grammar, held)
     request = InferenceRequest(
         model=body.model,
-        conversation=_conversation(body),
+        conversation=held,
+        grammar=grammar,
         params=sampling_params(raw, temperature=1.0),
         max_tokens=checked_limit(body.max_tokens, "max_tokens"),
         stops=stop_strings(body.stop_sequences),

@@ -116,13 +116,33 @@ class GenerationResponse(Response):
         await send_json(send, 200, self._surface.body(list(choices.values()), run.usage()))
 
     async def _stream(self, run: Run, prepared: Prepared, send: Send) -> None:
-        first = await self._first(run)
+        early = await self._early(run)
         headers = [(b"content-type", _content_type(self._surface.media_type)), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": [*headers, (b"x-accel-buffering", b"no")]})
         self._has_begun = True
         await _send_part(send, self._surface.begin(prepared.prompt_tokens))
-        if first is not None:
-            await self._send_event(first, send)
+        for event in early:
+            await self._send_event(event, send)
+        async for event in self._with_signs_of_life(run, send):
+            await self._send_event(event, send)
+        await _send_part(send, self._surface.end(run.usage()), is_last=True)
+
+    async def _early(self, run: Run) -> list[Event]:
+        """What comes soon, to the first that is an answer; a refusal that comes as soon still gets a status of its own."""
+        events: list[Event] = []
+        try:
+            async with asyncio.timeout(self._service.settings.status_wait_s):
+                while not events or isinstance(events[-1], Diagnostics):
+                    event = await run.next()
+                    if event is None:
+                        break
+                    events.append(event)
+        except TimeoutError:
+            pass
+        return events
+
+    async def _with_signs_of_life(self, run: Run, send: Send) -> AsyncIterator[Event]:
+        """Events to the end; where none comes for long, a sign of life goes out."""
         while True:
             try:
                 async with asyncio.timeout(self._service.settings.keep_alive_s):
@@ -131,17 +151,8 @@ class GenerationResponse(Response):
                 await _send_part(send, self._surface.keep_alive())
                 continue
             if event is None:
-                break
-            await self._send_event(event, send)
-        await _send_part(send, self._surface.end(run.usage()), is_last=True)
-
-    async def _first(self, run: Run) -> Event | None:
-        """The first event where it comes soon; a refusal that comes as soon still gets a status of its own."""
-        try:
-            async with asyncio.timeout(self._service.settings.status_wait_s):
-                return await run.next()
-        except TimeoutError:
-            return None
+                return
+            yield event
 
     async def _send_event(self, event: Event, send: Send) -> None:
         self._count(event)

@@ -99,7 +99,9 @@ class Run:
                     for event in stream.finish("stop"):
                         await self._events.put(event)
                     return
-                if isinstance(frame, Finished | PipelineAborted):
+                if isinstance(frame, PipelineAborted):
+                    raise GenerationAborted(frame.code, frame.message)
+                if isinstance(frame, Finished):
                     return
         finally:
             self._note_nodes(answer)
@@ -117,8 +119,6 @@ class Run:
         shown = prompt_logprobs_of(frame, prompt, self._model.tokenizer)
         if shown is not None:
             return [PromptShown(stream.choice, shown)]
-        if isinstance(frame, PipelineAborted):
-            raise GenerationAborted(frame.code, frame.message)
         if isinstance(frame, ShardFailover):
             self._failovers += 1
             self._pause_s += frame.pause_ms / 1000

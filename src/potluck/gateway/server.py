@@ -108,6 +108,8 @@ class GatewayServer:
             return
         self._server.should_exit = True
         await asyncio.gather(self._serving, return_exceptions=True)
+        # Requests that did not end in time have been cancelled by now; their generations are ended when these are done.
+        await asyncio.gather(*self._server.server_state.tasks, return_exceptions=True)
 
     def _guard(self, host: str) -> GuardSettings:
         keys = dict(self._settings.keys)

@@ -55,7 +55,7 @@ class MemoryAnswer:
         return ("aa" * 32, "bb" * 32)
 
     async def frames(self) -> AsyncIterator[StreamFrame]:
-        model, request = self._model, self._request
+        model = self._model
         model.running += 1
         model.most_running = max(model.most_running, model.running)
         try:

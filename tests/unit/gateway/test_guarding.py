@@ -1,0 +1,175 @@
+"""Pages of other sites, rebound names, wrong keys, large and slow bodies: refused on every route and with every method."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from potluck.core.errors import BadKeyFile
+from potluck.gateway.admission import Tier
+from potluck.gateway.api_keys import load_or_create_api_keys
+from potluck.gateway.guarding import GuardSettings
+from potluck.testing.memory_answering import MemoryAnswering
+from tests.support.api import MESSAGES, app_of, get, post, with_client
+
+
+@pytest.fixture(scope="module")
+def app() -> Any:
+    return app_of(MemoryAnswering())
+
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
+KEY = "potluck-a-key-of-some-length"
+
+
+def paths() -> list[str]:
+    app = app_of(MemoryAnswering())
+    shown = {getattr(route, "path", "") for route in app._app.routes}
+    return sorted(
+        {path.replace("{model_id:path}", "memory") for path in shown if path} | {"/", "/nowhere", "/openapi.json"}
+    )
+
+
+HOSTILE = {
+    "another site": {"Origin": "https://evil.example"},
+    "another port": {"Origin": "http://127.0.0.1:9999"},
+    "a sandboxed page": {"Origin": "null"},
+    "a rebound name": {"Host": "evil.example"},
+    "a rebound name with its own origin": {"Host": "evil.example:7470", "Origin": "http://evil.example:7470"},
+    "a name that begins like ours": {"Host": "localhost.evil.example"},
+    "a name with a user": {"Host": "localhost@evil.example"},
+    "an image on another site": {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"},
+    "no host": {"Host": ""},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("attempt", HOSTILE)
+def test_every_route_and_method_refuses(attempt: str) -> None:
+    answering = MemoryAnswering()
+    body = json.dumps({"model": "memory", "messages": MESSAGES, "prompt": "x", "max_tokens": 2, "input": "x"})
+
+    async def try_all(client) -> list[tuple[str, str, int]]:
+        tried = []
+        for path in paths():
+            for method in METHODS:
+                response = await client.request(method, path, content=body, headers=HOSTILE[attempt])
+                assert "access-control-allow-origin" not in response.headers
+                tried.append((method, path, response.status_code))
+        return tried
+
+    tried = with_client(app_of(answering), try_all)
+    assert len(tried) > 150
+    assert {status for _, _, status in tried} == {403}
+    assert answering.model.most_running == 0
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "127.0.0.1:7470"}, {"Host": "localhost"}, {"Host": "[::1]:7470"}, {"Host": "192.168.0.7:7470"},
+        {"Host": "LOCALHOST:1"}, {"Host": "127.0.0.1:7470", "Origin": "http://127.0.0.1:7470"},
+        {"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"},
+    ],
+)  # fmt: skip
+def test_programs_and_our_own_page_may_ask(headers: dict[str, str]) -> None:
+    assert get(app_of(MemoryAnswering()), "/v1/models", **headers).status_code == 200
+
+
+def test_named_hosts_and_origins_may_ask() -> None:
+    guard = GuardSettings(allowed_hosts=frozenset({"kitchen"}), allowed_origins=frozenset({"https://chat.example"}))
+    app = app_of(MemoryAnswering(), guard=guard)
+    response = get(app, "/v1/models", Host="kitchen:7470", Origin="https://chat.example")
+    assert response.status_code == 200
+    assert response.headers["access-control-allow-origin"] == "https://chat.example"
+    preflight = with_client(
+        app,
+        lambda client: client.options(
+            "/v1/models", headers={"Origin": "https://chat.example", "Access-Control-Request-Method": "POST"}
+        ),
+    )
+    assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (204, "https://chat.example")
+
+
+@pytest.mark.parametrize("header", ["Authorization", "x-api-key"])
+def test_a_key_is_asked_for_everywhere_but_for_health(header: str) -> None:
+    app = app_of(MemoryAnswering(), guard=GuardSettings(keys={KEY: Tier.GOLD}))
+    right = KEY if header == "x-api-key" else f"Bearer {KEY}"
+    assert get(app, "/v1/models", **{header: right}).status_code == 200
+    for wrong in ("", KEY, "Bearer", f"Bearer {KEY}x", "Bearer " + "x" * 5000):
+        value = wrong if header == "Authorization" else wrong + "!"
+        response = get(app, "/v1/models", **{header: value})
+        assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert get(app, "/openapi.json").status_code == 401
+    assert get(app, "/health").status_code == 200
+
+
+def test_there_is_no_banner() -> None:
+    response = get(app_of(MemoryAnswering()), "/health")
+    assert "server" not in response.headers
+    assert "potluck" not in response.text.lower()
+
+
+def test_a_large_body_is_refused_before_it_is_read_and_a_lying_one_when_it_grows() -> None:
+    app = app_of(MemoryAnswering(), guard=GuardSettings(max_body_bytes=100))
+    assert post(app, "/v1/chat/completions", b"x" * 101).status_code == 413
+
+    async def grow(client):
+        async def parts():
+            for _ in range(20):
+                yield b"x" * 10
+
+        return await client.post("/v1/chat/completions", content=parts())
+
+    assert with_client(app, grow).status_code == 413
+
+
+def test_bodies_of_all_requests_together_are_bounded() -> None:
+    app = app_of(MemoryAnswering(), guard=GuardSettings(max_buffered_bytes=50))
+    response = post(app, "/v1/chat/completions", {"messages": MESSAGES})
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "overloaded")
+    assert app._buffered == 0
+
+
+def test_a_slow_body_is_given_up() -> None:
+    app = app_of(MemoryAnswering(), guard=GuardSettings(body_patience_s=0.01))
+
+    async def dawdle(client):
+        async def parts():
+            yield b"{"
+            await asyncio.sleep(1.0)
+            yield b"}"
+
+        return await client.post("/v1/chat/completions", content=parts())
+
+    response = with_client(app, dawdle)
+    assert (response.status_code, response.json()["error"]["code"]) == (408, "request_timeout")
+    assert app._buffered == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b"nonsense", b"[" * 100_000, b'{"messages": ' + b"[" * 5000 + b"]" * 5000 + b"}", b'{"a":' * 20_000,
+     b"\xff\xfe", b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+     b'{"messages": [{"role": "user", "content": "x"}], "seed": 1' + b"0" * 5000 + b"}",
+     b'{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}',
+     b'{"messages": [{"role": "user", "content": "x", "tool_calls": 3}]}',
+     json.dumps({"messages": MESSAGES, "chat_template_kwargs": {"a": [[[[]]]] * 3, "b": "x" * 99}}).encode()[:-1]],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat", "/tokenize"])
+def test_rubbish_is_a_bad_request(body: bytes, path: str, app: Any) -> None:
+    assert post(app, path, body).status_code == 400
+
+
+def test_a_key_file_is_made_for_its_owner_alone_and_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "deeper" / "api-keys"
+    keys, made = load_or_create_api_keys(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert keys == {made: Tier.GOLD}
+    assert load_or_create_api_keys(path) == (keys, None)
+    path.write_text("a-key-of-enough-length silver\n# a comment\n")
+    assert load_or_create_api_keys(path)[0] == {"a-key-of-enough-length": Tier.SILVER}
+    path.chmod(0o644)
+    with pytest.raises(BadKeyFile, match="chmod 600"):
+        load_or_create_api_keys(path)

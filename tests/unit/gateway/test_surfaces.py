@@ -1,0 +1,263 @@
+"""Completions, responses, Anthropic's and Ollama's addresses, tokenizer routes: each in its own form over the same model."""
+
+import json
+
+import pytest
+
+from potluck.orchestrator.frames import PipelineAborted
+from potluck.testing.memory_answering import MemoryAnswering
+from tests.support.api import MESSAGES, TOOLS, app_of, deltas_of, events_of, get, post
+
+CALL = 'Well.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+ANTHROPIC_TOOL = {"name": "weather", "description": "x", "input_schema": TOOLS[0]["function"]["parameters"]}
+RESPONSES_TOOL = {"type": "function", "name": "weather", "parameters": TOOLS[0]["function"]["parameters"]}
+
+
+def broken() -> MemoryAnswering:
+    answering = MemoryAnswering("Hi there")
+    answering.model.frames_before = {2: [PipelineAborted("pipeline_stalled", "no progress", 2)]}
+    return answering
+
+
+# ------------------------------------------------------------ completions
+
+
+def complete(answering: MemoryAnswering, **fields: object):
+    return post(app_of(answering), "/v1/completions", {"model": "memory", "prompt": "Once", **fields})
+
+
+@pytest.mark.parametrize(("prompt", "choices"), [("a", 1), ([5, 6], 1), (["a", "b"], 2), ([[5], [6], [7]], 3)])
+def test_prompts_are_texts_or_tokens_or_lists_of_them(prompt: object, choices: int) -> None:
+    body = complete(MemoryAnswering(lambda request: f"{len(request.prompt)}"), prompt=prompt).json()
+    assert [choice["index"] for choice in body["choices"]] == list(range(choices))
+    assert body["object"] == "text_completion"
+
+
+@pytest.mark.parametrize("prompt", [[], [1, "a"], [[]], [100_000], [-1], "", {}, [[1], "a", 3]])
+def test_other_prompts_are_refused(prompt: object) -> None:
+    assert complete(MemoryAnswering(), prompt=prompt).json()["error"]["code"] == "bad_request"
+
+
+def test_echo_puts_the_prompt_before_the_text() -> None:
+    assert complete(MemoryAnswering(" upon"), echo=True).json()["choices"][0]["text"] == "Once upon"
+
+
+def test_logprobs_are_four_lists_side_by_side() -> None:
+    shown = complete(MemoryAnswering("abc"), logprobs=2).json()["choices"][0]["logprobs"]
+    assert (shown["tokens"], shown["text_offset"]) == (["a", "b", "c"], [0, 1, 2])
+    assert shown["token_logprobs"] == [-0.5] * 3
+    assert all(max(top.values()) == -0.5 for top in shown["top_logprobs"])
+
+
+def test_a_suffix_is_refused() -> None:
+    assert complete(MemoryAnswering(), suffix="end").json()["error"]["code"] == "unsupported_parameter"
+
+
+def test_completions_stream() -> None:
+    events = [data for _, data in events_of(complete(MemoryAnswering("abc"), stream=True))]
+    assert events[-1] == "[DONE]"
+    assert "".join(chunk["choices"][0]["text"] for chunk in events[:-1]) == "abc"
+    assert events[-2]["choices"][0]["finish_reason"] == "stop"
+
+
+# ------------------------------------------------------------ responses
+
+
+def respond(answering: MemoryAnswering, **fields: object):
+    return post(app_of(answering), "/v1/responses", {"model": "memory", "input": "Hello", **fields})
+
+
+def test_a_response_streams_its_events_in_order_each_with_type_and_number() -> None:
+    events = events_of(respond(MemoryAnswering("Hi"), stream=True))
+    assert [name for name, _ in events] == [data["type"] for _, data in events]
+    assert [data["sequence_number"] for _, data in events] == list(range(len(events)))
+    kinds = [name for name, _ in events]
+    assert kinds == [
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+        "response.output_text.delta", "response.output_text.delta", "response.output_text.done", "response.content_part.done",
+        "response.output_item.done", "response.completed",
+    ]  # fmt: skip
+    final = events[-1][1]["response"]
+    assert final["output"][0]["content"][0]["text"] == "Hi"
+    assert final["usage"]["output_tokens"] == 3
+
+
+def test_a_response_streams_a_function_call_after_the_text() -> None:
+    events = events_of(respond(MemoryAnswering(CALL), stream=True, tools=[RESPONSES_TOOL]))
+    kinds = [name for name, _ in events]
+    assert kinds.index("response.output_text.done") < kinds.index("response.function_call_arguments.delta")
+    [done] = [data for name, data in events if name == "response.function_call_arguments.done"]
+    assert json.loads(done["arguments"]) == {"city": "Oslo"}
+    assert [item["type"] for item in events[-1][1]["response"]["output"]] == ["message", "function_call"]
+
+
+def test_a_whole_response_and_its_history() -> None:
+    history = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
+        {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Oslo"}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "rain"},
+        {"type": "reasoning", "summary": []},
+    ]
+    seen: list[str] = []
+
+    def script(request) -> str:
+        seen.append(answering.model.tokenizer.decode(request.prompt))
+        return "It rains."
+
+    answering = MemoryAnswering(script)
+    body = respond(answering, input=history, instructions="Be brief.", tools=[RESPONSES_TOOL]).json()
+    assert (body["status"], body["output"][0]["content"][0]["text"]) == ("completed", "It rains.")
+    assert "Be brief." in seen[0]
+    assert "rain" in seen[0]
+    assert '"city"' in seen[0]
+
+
+@pytest.mark.parametrize("fields", [{"previous_response_id": "resp_1"}, {"background": True}, {"conversation": "c"}])
+def test_state_that_is_not_kept_is_refused(fields: dict[str, object]) -> None:
+    assert respond(MemoryAnswering(), **fields).json()["error"]["code"] == "unsupported_parameter"
+
+
+def test_a_response_that_fails_says_so_in_its_stream() -> None:
+    events = events_of(respond(broken(), stream=True))
+    assert [name for name, _ in events[-2:]] == ["response.failed", "error"]
+    assert events[-2][1]["response"]["error"]["code"] == "pipeline_stalled"
+
+
+# ------------------------------------------------------------ Anthropic
+
+
+def message(answering: MemoryAnswering, **fields: object):
+    body = {"model": "memory", "messages": MESSAGES, "max_tokens": 200, **fields}
+    return post(app_of(answering), "/v1/messages", body)
+
+
+def test_a_message_streams_its_events_in_order() -> None:
+    events = events_of(message(MemoryAnswering("Hi"), stream=True))
+    assert [name for name, _ in events] == [data["type"] for _, data in events]
+    assert [name for name, _ in events] == [
+        "message_start", "ping", "content_block_start", "content_block_delta", "content_block_delta", "content_block_stop",
+        "message_delta", "message_stop",
+    ]  # fmt: skip
+    count = post(app_of(MemoryAnswering()), "/v1/messages/count_tokens", {"messages": MESSAGES}).json()
+    assert events[0][1]["message"]["usage"]["input_tokens"] == count["input_tokens"] > 5
+    assert events[-2][1]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert events[-2][1]["usage"]["output_tokens"] == 3
+
+
+def test_a_message_with_a_tool_call_has_two_blocks() -> None:
+    events = [data for _, data in events_of(message(MemoryAnswering(CALL), stream=True, tools=[ANTHROPIC_TOOL]))]
+    starts = [data["content_block"]["type"] for data in events if data["type"] == "content_block_start"]
+    assert starts == ["text", "tool_use"]
+    pieces = [d["delta"]["partial_json"] for d in events if d.get("delta", {}).get("type") == "input_json_delta"]
+    assert json.loads("".join(pieces)) == {"city": "Oslo"}
+    whole = message(MemoryAnswering(CALL), tools=[ANTHROPIC_TOOL]).json()
+    assert [block["type"] for block in whole["content"]] == ["text", "tool_use"]
+    assert (whole["content"][1]["input"], whole["stop_reason"]) == ({"city": "Oslo"}, "tool_use")
+
+
+def test_system_texts_and_tools_are_counted() -> None:
+    def count(**fields: object) -> int:
+        body = {"messages": MESSAGES, **fields}
+        return post(app_of(MemoryAnswering()), "/v1/messages/count_tokens", body).json()["input_tokens"]
+
+    assert count() < count(system="Be brief.") < count(system="Be brief.", tools=[ANTHROPIC_TOOL])
+
+
+def test_a_stop_sequence_is_named() -> None:
+    body = message(MemoryAnswering("one two"), stop_sequences=[" t"]).json()
+    assert (body["content"][0]["text"], body["stop_reason"], body["stop_sequence"]) == ("one", "stop_sequence", " t")
+
+
+def test_anthropic_errors_have_anthropics_form() -> None:
+    missing = message(MemoryAnswering(), model="other")
+    assert (missing.status_code, missing.json()["type"]) == (404, "error")
+    assert missing.json()["error"]["type"] == "not_found_error"
+    assert message(MemoryAnswering(), max_tokens=None).json()["error"]["type"] == "invalid_request_error"
+    assert message(MemoryAnswering(), thinking={"type": "enabled", "budget_tokens": 9}).status_code == 400
+    assert events_of(message(broken(), stream=True))[-1][0] == "error"
+
+
+# ------------------------------------------------------------ Ollama
+
+
+def lines_of(response) -> list[dict]:
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+def test_ollama_streams_unless_told_otherwise() -> None:
+    app = app_of(MemoryAnswering("Hi"))
+    streamed = lines_of(post(app, "/api/chat", {"model": "memory:latest", "messages": MESSAGES}))
+    assert "".join(line["message"]["content"] for line in streamed) == "Hi"
+    assert [line["done"] for line in streamed] == [False, False, True]
+    assert (streamed[-1]["done_reason"], streamed[-1]["eval_count"]) == ("stop", 3)
+    whole = post(app, "/api/generate", {"model": "memory", "prompt": "x", "stream": False}).json()
+    assert (whole["response"], whole["done"]) == ("Hi", True)
+    assert post(app, "/api/generate", {"model": "memory"}).json()["done_reason"] == "load"
+
+
+def test_ollama_gets_tool_calls_as_objects() -> None:
+    body = {"model": "memory", "messages": MESSAGES, "tools": TOOLS, "stream": False}
+    message = post(app_of(MemoryAnswering(CALL)), "/api/chat", body).json()["message"]
+    assert message["tool_calls"] == [{"function": {"name": "weather", "arguments": {"city": "Oslo"}}}]
+
+
+def test_ollama_errors_are_plain_strings() -> None:
+    response = post(app_of(MemoryAnswering()), "/api/chat", {"model": "other", "messages": MESSAGES})
+    assert response.status_code == 404
+    assert isinstance(response.json()["error"], str)
+    assert "error" in lines_of(post(app_of(broken()), "/api/chat", {"messages": MESSAGES}))[-1]
+    bad = post(app_of(MemoryAnswering()), "/api/chat", {"messages": MESSAGES, "options": {"mirostat": 2}})
+    assert bad.status_code == 400
+
+
+def test_ollamas_lists_tell_context_and_abilities() -> None:
+    app = app_of(MemoryAnswering())
+    assert get(app, "/").text == "Ollama is running"
+    assert get(app, "/api/version").json()["version"]
+    assert get(app, "/api/tags").json()["models"][0]["name"] == "memory"
+    assert get(app, "/api/ps").json()["models"][0]["context_length"] == 4096
+    shown = post(app, "/api/show", {"model": "memory"}).json()
+    assert shown["model_info"]["llama.context_length"] == 4096
+    assert "tools" in shown["capabilities"]
+
+
+# ------------------------------------------------------------ the rest
+
+
+def test_models_have_their_context() -> None:
+    app = app_of(MemoryAnswering(names=("memory", "other")))
+    assert [model["id"] for model in get(app, "/v1/models").json()["data"]] == ["memory", "other"]
+    assert get(app, "/v1/models/other").json()["max_model_len"] == 4096
+    assert get(app, "/v1/models/none").json()["error"]["code"] == "model_not_found"
+
+
+def test_texts_become_tokens_and_back() -> None:
+    app = app_of(MemoryAnswering())
+    tokens = post(app, "/tokenize", {"prompt": "Zoë"}).json()
+    assert tokens["count"] == len(tokens["tokens"]) == 4
+    assert post(app, "/detokenize", {"tokens": tokens["tokens"]}).json()["prompt"] == "Zoë"
+    assert post(app, "/tokenize", {"messages": MESSAGES}).json()["count"] > 5
+    assert post(app, "/detokenize", {"tokens": [10**9]}).status_code == 400
+    assert get(app, "/tokenizer_info").json()["eos_token"] == "<|im_end|>"
+
+
+def test_unknown_addresses_and_methods_have_our_form() -> None:
+    app = app_of(MemoryAnswering())
+    assert get(app, "/nowhere").json()["error"]["code"] == "not_found"
+    assert get(app, "/v1/chat/completions").json()["error"]["code"] == "method_not_allowed"
+
+
+def test_metrics_count_requests_and_tokens() -> None:
+    app = app_of(MemoryAnswering("Hi"))
+    post(app, "/v1/chat/completions", {"messages": MESSAGES})
+    post(app, "/v1/chat/completions", {"messages": MESSAGES, "model": "other"})
+    page = get(app, "/metrics").text
+    assert "vllm:generation_tokens_total 3.0" in page
+    assert 'vllm:request_success_total{finished_reason="stop"} 1.0' in page
+    assert 'potluck_api_errors_total{code="model_not_found"} 1.0' in page
+
+
+def test_the_first_delta_of_a_chat_is_the_role_whatever_follows() -> None:
+    body = {"messages": MESSAGES, "stream": True, "tools": TOOLS}
+    chunks = deltas_of(post(app_of(MemoryAnswering(CALL)), "/v1/chat/completions", body))
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
