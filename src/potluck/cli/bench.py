@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from potluck.bench.report import EngineReport, Line
     from potluck.bench.swarm import SwarmReport
 
+
+    from potluck.bench.weights import WeightsReport
+
 app = typer.Typer(help="Measure what this machine achieves.", rich_markup_mode=None)
 
 LLAMA_CPP = "llama.cpp"
@@ -239,6 +242,48 @@ def api(
     rows = [tuple(f"{value:.4g}" for value in msgspec.structs.astuple(load)) for load in report.loads]
     print(format_table(header, rows, range(8)))
     return None
+
+
+@app.command("weights")
+def weights(
+    model: Annotated[str, typer.Option("--model", metavar="ID", help="A stored model.")] = DEFAULT_MODEL_ID,
+    sources: Annotated[int, typer.Option("--sources", min=1, max=16, help="Nodes that have the weights.")] = 5,
+    liars: Annotated[int, typer.Option("--liars", min=0, help="How many of them send wrong bytes.")] = 1,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=100, help="Fetches into an empty store.")] = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure how fast weights come from peers: loopback over TLS, every chunk verified, liars among the sources."""
+    from potluck.bench.weights import WeightsBenchSettings, bench_weights
+    from potluck.core.paths import locate_folders
+
+    if liars >= sources:
+        raise BadRequest(f"{liars} liars among {sources} sources leave nobody to get weights from")
+    signal.signal(signal.SIGTERM, _interrupt)  # the nodes are ended on the way out, as after Ctrl-C
+    settings = WeightsBenchSettings(model=model, folders=locate_folders(), sources=sources, liars=liars, rounds=rounds)
+    report = bench_weights(settings, _ignore if as_json else notice)
+    if as_json:
+        print_json(report)
+    else:
+        print_weights(report)
+
+
+def print_weights(report: "WeightsReport") -> None:
+    rows = (
+        ("verified bytes into an empty store", f"{report.megabytes_per_s:.0f} MB/s"),
+        ("the best round", f"{report.best_megabytes_per_s:.0f} MB/s"),
+        ("verifying, share of the time", f"{report.verify_share:.2f} ({report.verify_megabytes_per_s:.0f} MB/s alone)"),
+        ("writing, share of the time", f"{report.write_share:.2f}"),
+        ("small message at rest, p50", f"{report.round_trip_rest_ms:.2f} ms"),
+        (
+            "small message during a transfer, p50 / p95",
+            f"{report.round_trip_busy_p50_ms:.1f} / {report.round_trip_busy_p95_ms:.1f} ms",
+        ),
+        ("wrong chunks, all found out", str(report.wrong_chunks)),
+    )
+    print(
+        f"{report.model}, {report.size_bytes / 1e6:.0f} MB from {report.sources} sources, {report.liars} of them lying\n"
+    )
+    print(format_table(("WHAT", "FIGURE"), rows, (1,)))
 
 
 def _interrupt(*_: object) -> None:

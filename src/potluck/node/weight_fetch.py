@@ -288,8 +288,8 @@ class WeightFetch:
         if fetch is None or finished is None or finished.done():
             return
         now_s = self._now_s()
-        if self._outside is not None and not self._joining:  # every peer has said what it holds
-            fetch.add_source(OUTSIDE, fetch.missing_tensors, now_s)
+        if self._outside is not None and not self._joining and not fetch.has_source(OUTSIDE):
+            fetch.add_source(OUTSIDE, fetch.missing_tensors, now_s)  # every peer has said what it holds
         while actions := fetch.advance(now_s):
             for action in actions:
                 self._carry_out(fetch, action)

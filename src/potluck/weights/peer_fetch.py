@@ -127,6 +127,9 @@ class PeerFetch:
         elif known.gone == Fault.LOST:
             known.gone, known.tensors, known.last_heard_s = None, set(tensors) & set(self._tensors), now_s
 
+    def has_source(self, source: bytes) -> bool:
+        return source in self._sources
+
     def lose_source(self, source: bytes) -> None:
         """Its link broke. What it owed is asked elsewhere; it may be added again."""
         if (known := self._live(source)) is not None:

@@ -1,6 +1,7 @@
 """Weights from peers over the in-memory network: several sources, liars among them, partial ones, none at all, a broken disk."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -26,7 +27,27 @@ ALL = Stage(0, 2, True, True)
 FIRST = Stage(0, 1, True, False)
 
 
-class LyingWeights(OfferedWeights, frozen=True):
+class FirstWeights(OfferedWeights, frozen=True):
+    """Of the source that is to be asked before the others."""
+
+    gate: threading.Event
+
+    def read_chunk(self, tensor: str, chunk: int) -> bytes:
+        self.gate.set()
+        return super().read_chunk(tensor, chunk)
+
+
+class LaterWeights(OfferedWeights, frozen=True):
+    """Says what it has once the first source was asked for something."""
+
+    gate: threading.Event
+
+    def held_ranges(self) -> tuple[tuple[int, int], ...]:
+        assert self.gate.wait(30)
+        return super().held_ranges()
+
+
+class LyingWeights(FirstWeights, frozen=True):
     """Every byte of every chunk is wrong."""
 
     def read_chunk(self, tensor: str, chunk: int) -> bytes:
@@ -39,6 +60,7 @@ class Bench:
     def __init__(self, whole: WholeModel, root: Path) -> None:
         self.whole, self.store = whole, ModelStore(root)
         self.network = MemoryNetwork()
+        self.gate = threading.Event()
         self.nodes: list[Node] = []
         self.sources: list[WeightSource] = []
         self.fetcher = self._node()
@@ -52,6 +74,9 @@ class Bench:
     def offered(self) -> OfferedWeights:
         return read_stored_model(self.whole.store, "tiny").offered()
 
+    def gated(self, kind: type[FirstWeights | LaterWeights]) -> OfferedWeights:
+        return kind(*msgspec.structs.astuple(self.offered()), self.gate)
+
     async def source(self, offered: OfferedWeights | None) -> Node:
         node = self._node()
         if offered is not None:
@@ -60,7 +85,7 @@ class Bench:
         return node
 
     async def liar(self) -> Node:
-        return await self.source(LyingWeights(*msgspec.structs.astuple(self.offered())))
+        return await self.source(self.gated(LyingWeights))
 
     def fetch(self, stage: Stage = ALL, **options: Any) -> Coroutine[Any, Any, FetchReport]:
         return WeightFetch(
@@ -132,7 +157,7 @@ def test_a_liar_among_five_is_found_out_and_nothing_of_it_is_kept(play: Play) ->
     async def scene(bench: Bench) -> None:
         liar = await bench.liar()
         for _ in range(4):
-            await bench.source(bench.offered())
+            await bench.source(bench.gated(LaterWeights))
         report = await bench.fetch()
         bench.check_bytes()
         [told] = [source for source in report.sources if source.source == liar.id]
@@ -192,18 +217,19 @@ def test_a_node_that_has_some_layers_hands_them_on(play: Play) -> None:
     play(scene)
 
 
-class SilentWeights(OfferedWeights, frozen=True):
+class SilentWeights(FirstWeights, frozen=True):
     """Says what it has, and then takes longer than anybody waits."""
 
     def read_chunk(self, tensor: str, chunk: int) -> bytes:
+        self.gate.set()
         time.sleep(0.2)
         return b""
 
 
 def test_a_source_that_falls_silent_is_replaced(play: Play) -> None:
     async def scene(bench: Bench) -> None:
-        silent = await bench.source(SilentWeights(*msgspec.structs.astuple(bench.offered())))
-        await bench.source(bench.offered())
+        silent = await bench.source(bench.gated(SilentWeights))
+        await bench.source(bench.gated(LaterWeights))
         report = await bench.fetch(settings=FetchSettings(silence_s=0.02, steal_after_s=10.0))
         bench.check_bytes()
         assert {source.source: bool(source.faults) for source in report.sources}[silent.id]
@@ -213,8 +239,8 @@ def test_a_source_that_falls_silent_is_replaced(play: Play) -> None:
 
 def test_a_source_that_dies_in_the_middle_is_replaced(play: Play) -> None:
     async def scene(bench: Bench) -> None:
-        doomed = await bench.source(bench.offered())
-        await bench.source(bench.offered())
+        doomed = await bench.source(bench.gated(FirstWeights))
+        await bench.source(bench.gated(LaterWeights))
         fetching = asyncio.ensure_future(bench.fetch())
         await until(lambda: doomed.weights.counters["chunks_served"] >= 2)
         bench.network.kill(doomed.id)
