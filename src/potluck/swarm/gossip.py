@@ -21,7 +21,7 @@ from potluck.swarm.adverts import ADVERT, Advert, AdvertReader, Stamp
 from potluck.swarm.dialling import MESH_UP_TO
 from potluck.swarm.duplicates import Duplicate, DuplicateWatch
 from potluck.swarm.events import Dial, Drop, Event, EventKind, Outcome
-from potluck.swarm.liveness import Liveness, Standing
+from potluck.swarm.liveness import Liveness, Standing, own_report
 from potluck.swarm.own_advert import OwnAdvert
 from potluck.swarm.records import Digest, Entry, RecordStore, advert_key, entry_of, parse_digests, parse_keys
 from potluck.swarm.view import Seen, View
@@ -499,7 +499,7 @@ class Gossip:
         self._tell("lost", node, reason)
         advert = self.advert(node)
         # Also where it was heard from others: one more voice, for those whom the first did not reach.
-        if advert is not None and self.live.is_new_report(b"own" + node, advert.stamp, now_s):
+        if advert is not None and self.live.is_new_report(own_report(node), advert.stamp, now_s):
             self.live.is_new_report(node, advert.stamp, now_s)
             self._spread(Suspicion(node, *advert.stamp))
 
@@ -527,6 +527,7 @@ class Gossip:
         if self.live.set_standing(node, Standing.ALIVE):
             self._heard.add(node)
             self.changes += 1
+            self.live.is_back(node)
             if was is Standing.LOST and self.is_present(node):
                 self._tell("returned", node)
                 # Many are away: a partition ends, and those on the other side took us for lost too.
