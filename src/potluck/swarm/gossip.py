@@ -339,8 +339,7 @@ class Gossip:
                 self._forget(entry, now_s)
                 self._tell("expelled", node)
         for node in [node for node in self.linked if not self._trust.is_member(node)]:
-            if self._trust.is_expelled(node):
-                self._outcome.effects.append(Drop(node, "expelled"))
+            self._outcome.effects.append(Drop(node, "expelled"))
 
     def _take_advert(self, record: Signed, key: bytes, announced: Stamp | None, age_s: float, now_s: float) -> None:
         """Raises RecordRefused."""

@@ -29,6 +29,7 @@ def store_of(statements: list[tuple[int, int]]) -> RecordStore:
     return store
 
 
+@settings(max_examples=40, deadline=None)
 @given(STATEMENTS, st.randoms())
 def test_the_order_of_arrival_does_not_matter(statements: list[tuple[int, int]], draw: object) -> None:
     shuffled = list(statements)
@@ -37,6 +38,7 @@ def test_the_order_of_arrival_does_not_matter(statements: list[tuple[int, int]],
     assert store_of(statements).bucket_hashes(0) == store_of(shuffled).bucket_hashes(0)
 
 
+@settings(max_examples=40, deadline=None)
 @given(STATEMENTS)
 def test_what_is_taken_out_leaves_no_trace(statements: list[tuple[int, int]]) -> None:
     store = store_of(statements)
@@ -67,7 +69,7 @@ def synchronise(left: RecordStore, right: RecordStore) -> int:
     return len(digests.entries)
 
 
-@settings(deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(STATEMENTS, STATEMENTS)
 def test_one_comparison_makes_two_stores_equal(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
     left, right = store_of(one), store_of(other)
