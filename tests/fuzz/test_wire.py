@@ -22,7 +22,7 @@ from potluck.core.limits import TENSOR_CHUNK_BYTES
 from potluck.identity.certificates import certificate_node_id, certificate_pem
 from potluck.identity.keys import NodeKey
 from potluck.swarm.adverts import Advert, read_advert, sign_advert
-from potluck.swarm.gossip import MAX_REMEMBERED
+from potluck.swarm.asking import MAX_REMEMBERED
 from potluck.wire.channel import Channel
 from potluck.wire.codecs import check_rows, decode, encode
 from potluck.wire.frames import HEADER_BYTES, FrameWriter
@@ -473,5 +473,5 @@ def test_a_members_rubbish_leaves_gossip_as_it_was() -> None:
         )
         node.on_message(KEYS[1].node_id, chance.choice(rubbish), now_s)
     assert {each.node for each in node.adverts()} == {KEYS[1].node_id, KEYS[2].node_id}
-    assert max(len(node._wanted), len(node._refused), len(node._forgotten)) <= MAX_REMEMBERED
+    assert node.asking.remembered <= MAX_REMEMBERED
     assert node.counters["forged"] > 0

@@ -106,6 +106,19 @@ def test_loose_addresses_are_dialled_bounded_and_forgotten_when_they_answer() ->
     assert len(part._loose) == 63
 
 
+def test_addresses_that_led_nowhere_give_way_to_new_ones() -> None:
+    part = dialler()
+    for number in range(64):
+        part.found(f"10.0.0.{number}:1", 10.0)
+    part.found("10.1.0.1:1", 10.0)
+    assert "10.1.0.1:1" not in part._loose
+    dial = part.decide((), 10.0)[0]
+    part.failed(dial, 11.0)
+    part.found("10.1.0.1:1", 12.0)
+    assert "10.1.0.1:1" in part._loose
+    assert dial.addresses[0] not in part._loose
+
+
 def test_after_a_return_all_that_are_away_are_tried_at_once() -> None:
     part = dialler()
     for number in range(1, 11):
