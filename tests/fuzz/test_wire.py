@@ -11,25 +11,31 @@ import ssl
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from typing import get_args
 
 import msgspec
 import numpy as np
 import pytest
 
-from potluck.core.errors import PeerRefused, ProtocolViolation, WrongPeer
+from potluck.core.errors import PeerRefused, ProtocolViolation, RecordRefused, WrongPeer
 from potluck.core.limits import TENSOR_CHUNK_BYTES
 from potluck.identity.certificates import certificate_node_id, certificate_pem
 from potluck.identity.keys import NodeKey
+from potluck.swarm.adverts import Advert, read_advert, sign_advert
+from potluck.swarm.asking import MAX_REMEMBERED
 from potluck.wire.channel import Channel
 from potluck.wire.codecs import check_rows, decode, encode
 from potluck.wire.frames import HEADER_BYTES, FrameWriter
 from potluck.wire.handshake import AccepterHandshake, DialerHandshake
 from potluck.wire.messages import (
+    AgedRecord,
+    Buckets,
     BulkLink,
     Chaos,
     ChunkData,
     Credit,
     Described,
+    Digests,
     Failed,
     Fault,
     GetChunk,
@@ -40,8 +46,11 @@ from potluck.wire.messages import (
     Message,
     Neighbour,
     Opened,
+    Ping,
+    Pong,
     Probe,
     Probed,
+    Records,
     Refused,
     Replay,
     Result,
@@ -51,10 +60,15 @@ from potluck.wire.messages import (
     ShardLost,
     Spent,
     Stage,
+    Summary,
+    Suspicion,
+    SwarmMessage,
     TokenizerData,
     Truncate,
+    Wanted,
     Wiring,
 )
+from tests.support.swarm_records import KEYS, People, gossip, records, signed
 from tests.support.wire_messages import close, describe, opening, session_id, step
 
 FRAMES = 10_000_000 if os.environ.get("POTLUCK_LONG") else 100_000
@@ -77,6 +91,10 @@ SHARD = ShardInfo(
     streams=1,
     queue_depth=0,
     step_us=900,
+)
+ADVERT_RECORD = sign_advert(
+    NodeKey.from_seed(bytes(32)),
+    Advert(node=NodeKey.from_seed(bytes(32)).node_id, addresses=("127.0.0.1:7777",), shards=(SHARD,)),
 )
 MESSAGES: tuple[tuple[Message, bytes], ...] = (
     (opening(1, 30), b""),
@@ -117,7 +135,20 @@ MESSAGES: tuple[tuple[Message, bytes], ...] = (
     (GetChunk(nonce=7, weights_sha256="0" * 64, tensor="layers.3.query", chunk=2), b""),
     (ChunkData(nonce=7), b"\x03" * 500),
     (Failed(nonce=5, code="model_not_found", message="no such model"), b""),
+    (Ping(nonce=6), b""),
+    (Pong(nonce=6), b""),
+    (Summary(root=bytes(8), count=3), b""),
+    (Buckets(hashes=bytes(range(128))), b""),
+    (Digests(buckets=bytes(range(16)), entries=bytes(range(28 * 3))), b""),
+    (Wanted(keys=bytes(range(16))), b""),
+    (Records(records=(AgedRecord(ADVERT_RECORD, 250), AgedRecord(ADVERT_RECORD, 0))), b""),
+    (Suspicion(node=NODE, incarnation=3, version=9), b""),
 )
+
+
+def test_every_message_is_here() -> None:
+    assert {type(message) for message, _ in MESSAGES} == set(get_args(Message))
+
 
 INTERESTING = (
     0,
@@ -436,3 +467,37 @@ def test_mutated_activations() -> None:
                 continue
             problem = check_rows(decoded, 1e4)
             assert problem is not None or np.isfinite(decoded).all()
+
+
+def test_mutated_adverts() -> None:
+    """Payloads that their node signed all the same: nobody but a member gets so far, and it may be a hostile one."""
+    chance = random.Random(7)
+    for _ in range(FRAMES // 50):
+        data = bytearray(ADVERT_RECORD.payload)
+        for _ in range(1 + chance.getrandbits(1)):
+            chance.choice((flip, set_byte, insert, cut_out))(data, chance)
+        record = msgspec.structs.replace(ADVERT_RECORD, payload=bytes(data))
+        with contextlib.suppress(RecordRefused):
+            read_advert(record, lambda _: True)
+
+
+def test_a_members_rubbish_leaves_gossip_as_it_was() -> None:
+    """Digests, keys, hashes and records drawn at random: nothing is raised, kept without end, or believed."""
+    chance, people = random.Random(8), People(*KEYS[:3])
+    node, now_s = gossip(KEYS[0], people), 100.0
+    node.on_message(KEYS[1].node_id, records(signed(KEYS[1], lifetime_s=7200), signed(KEYS[2], lifetime_s=7200)), now_s)
+    for _ in range(FRAMES // 100):
+        now_s += chance.random() / 10
+        rubbish: tuple[SwarmMessage, ...] = (
+            Pong(chance.getrandbits(60)),
+            Summary(chance.randbytes(8), chance.getrandbits(40)),
+            Buckets(chance.randbytes(8 * chance.choice((16, 17, 256)))),
+            Digests(chance.randbytes(chance.choice((0, 3))), chance.randbytes(28 * chance.randrange(40))),
+            Wanted(chance.randbytes(8 * chance.randrange(40))),
+            Suspicion(chance.choice(KEYS).node_id, chance.getrandbits(2), chance.getrandbits(2)),
+            records(msgspec.structs.replace(ADVERT_RECORD, signer=KEYS[2].node_id, signature=chance.randbytes(64))),
+        )
+        node.on_message(KEYS[1].node_id, chance.choice(rubbish), now_s)
+    assert {each.node for each in node.adverts()} == {KEYS[1].node_id, KEYS[2].node_id}
+    assert node.asking.remembered <= MAX_REMEMBERED
+    assert node.counters["forged"] > 0

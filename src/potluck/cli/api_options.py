@@ -1,12 +1,21 @@
 """Where a node's HTTP API is served, as the command line says it."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 if TYPE_CHECKING:
     from potluck.gateway.server import GatewaySettings
 
 DEFAULT_API = "127.0.0.1:7470"
+
+ApiOption = Annotated[
+    str | None,
+    typer.Option("--api", help=f"Address of the HTTP API ({DEFAULT_API}); off: none. An open one asks for a key."),
+]
+AllowHostOption = Annotated[list[str] | None, typer.Option("--allow-host", help="A name of this machine.")]
+AllowOriginOption = Annotated[list[str] | None, typer.Option("--allow-origin", help="A site that may ask.")]
 
 
 @dataclass(frozen=True)

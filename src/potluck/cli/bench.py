@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from potluck.cli.api_options import DEFAULT_API
 from potluck.cli.console import EXIT_FAILURE, JsonOption, format_table, notice, print_json
 from potluck.cli.models import open_store
-from potluck.cli.up import DEFAULT_API
 from potluck.core.errors import BadRequest
 from potluck.weights.catalogue import DEFAULT_MODEL_ID
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from potluck.bench.planner import PlannerReport
     from potluck.bench.report import EngineReport, Line
     from potluck.bench.swarm import SwarmReport
-
-
     from potluck.bench.weights import WeightsReport
 
 app = typer.Typer(help="Measure what this machine achieves.", rich_markup_mode=None)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from potluck.cli.api_options import DEFAULT_API
 from potluck.cli.ask import find_model
 from potluck.cli.console import JsonOption, format_table, notice, print_json
 from potluck.cli.models import open_store
-from potluck.cli.up import DEFAULT_API
 
 if TYPE_CHECKING:
     from potluck.wire.messages import Described

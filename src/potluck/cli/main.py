@@ -13,7 +13,7 @@ from typing import Annotated, cast
 import typer
 
 from potluck import __version__
-from potluck.cli import ask, bench, demo, local, models, up
+from potluck.cli import ask, bench, demo, local, models, swarm, up
 from potluck.cli.console import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, exit_code_of, report_error
 from potluck.core.errors import BadRequest, PotluckError
 
@@ -26,6 +26,12 @@ app = typer.Typer(
 )
 app.command("ask")(ask.ask)
 app.command("up")(up.up)
+app.command("join")(swarm.join)
+app.command("invite")(swarm.invite)
+app.command("members")(swarm.members)
+app.command("expel")(swarm.expel)
+app.command("plan")(swarm.plan)
+app.command("leave")(swarm.leave)
 app.command("local")(local.local)
 app.command("demo")(demo.demo)
 app.command("status")(local.status)

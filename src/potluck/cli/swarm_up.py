@@ -123,7 +123,9 @@ async def _show_invite(key: "NodeKey", invite: "Invite") -> None:
             continue
         link.close()
         return
-    raise BadRequest(f"whoever invited you cannot be reached ({'; '.join(problems)}); is its node up, on the same network?")
+    raise BadRequest(
+        f"whoever invited you cannot be reached ({'; '.join(problems)}); is its node up, on the same network?"
+    )
 
 
 class _Silent:

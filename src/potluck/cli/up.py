@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from potluck.cli.api_options import (
+    AllowHostOption,
+    AllowOriginOption,
+    ApiOption,
+    ApiOptions,
+    api_options,
+    gateway_settings,
+)
 from potluck.cli.ask import find_model
 from potluck.cli.console import JsonOption, notice, print_json
 from potluck.cli.models import open_store
+from potluck.cli.swarm_up import SwarmOptions, run_swarm_node
 from potluck.core.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -19,19 +28,6 @@ if TYPE_CHECKING:
     from potluck.shard.server import ShardServer
 
 DEFAULT_PORT = 7475
-
-
-DEFAULT_API = "127.0.0.1:7470"
-
-
-@dataclass(frozen=True)
-class ApiOptions:
-    """Where the API is served; `is_chosen`: the user named the place, so not getting it is an error."""
-
-    address: str
-    is_chosen: bool
-    hosts: tuple[str, ...]
-    origins: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -51,45 +47,67 @@ class UpOptions:
 
 def up(
     model: Annotated[str | None, typer.Option("--model", "-m", help="A model of `potluck models`.")] = None,
-    layers: Annotated[str | None, typer.Option("--layers", "-l", help="0-14, 15-output, …; default: all.")] = None,
-    listen: Annotated[
-        str, typer.Option("--listen", help="Address to serve at; port 0: any.")
-    ] = f"127.0.0.1:{DEFAULT_PORT}",
+    layers: Annotated[
+        str | None,
+        typer.Option("--layers", "-l", help="Exactly these (0-14, 15-output, …); without a swarm: for `ask --via`."),
+    ] = None,
+    max_layers: Annotated[int, typer.Option("--max-layers", min=0, help="At most so many layers; 0: any.")] = 0,
+    memory: Annotated[str | None, typer.Option("--memory", help="For weights and KV, e.g. 4GB.")] = None,
+    listen: Annotated[str | None, typer.Option("--listen", help="Address for other nodes; port 0: any.")] = None,
     threads: Annotated[int, typer.Option("--threads", "-t", min=1, help="Threads that compute.")] = 1,
     streams: Annotated[int, typer.Option("--streams", min=1, help="Sessions at once; more are refused.")] = 16,
-    spare: Annotated[bool, typer.Option("--spare", help="Be used only where other holders fail.")] = False,
-    metrics: Annotated[str | None, typer.Option("--metrics", help="Address of a Prometheus page.")] = None,
-    via: Annotated[str | None, typer.Option("--via", help="ADDR,ADDR,…: other nodes that answers may use.")] = None,
-    serve: Annotated[bool, typer.Option(help="Hold layers; without, only the API is served.")] = True,
-    api: Annotated[
-        str | None,
-        typer.Option("--api", help=f"Address of the HTTP API ({DEFAULT_API}); off: none. An open one asks for a key."),
-    ] = None,
-    allow_host: Annotated[list[str] | None, typer.Option("--allow-host", help="A name of this machine.")] = None,
-    allow_origin: Annotated[list[str] | None, typer.Option("--allow-origin", help="A site that may ask.")] = None,
+    name: Annotated[str, typer.Option("--name", help="What others see; by default the machine's.")] = "",
+    interface: Annotated[list[str] | None, typer.Option("--interface", help="Only these network interfaces.")] = None,
+    discovery: Annotated[bool, typer.Option(help="Find neighbours by mDNS.")] = True,
+    serve: Annotated[bool, typer.Option(help="Hold layers; without, only ask and serve the API.")] = True,
+    chaos: Annotated[
+        bool, typer.Option("--chaos", help="Let the page's chaos button kill this node's worker.")
+    ] = False,
+    spare: Annotated[bool, typer.Option("--spare", help="With --layers: be used only where others fail.")] = False,
+    metrics: Annotated[str | None, typer.Option("--metrics", help="With --layers: a Prometheus page.")] = None,
+    via: Annotated[str | None, typer.Option("--via", help="ADDR,ADDR,…: use these nodes, without a swarm.")] = None,
+    open_to_all: Annotated[
+        bool, typer.Option("--open", help="With --layers: serve anybody who can reach the address.")
+    ] = False,
+    api: ApiOption = None,
+    allow_host: AllowHostOption = None,
+    allow_origin: AllowOriginOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve a range of layers, and the API; Ctrl-C ends it."""
+    """Bring this machine into its swarm (a new one the first time), and serve the API and the page; Ctrl-C ends it."""
     from potluck.net.loop import run
+    from potluck.node.identity_file import own_swarm_file
 
-    chosen = ApiOptions(api or DEFAULT_API, api is not None, tuple(allow_host or ()), tuple(allow_origin or ()))
+    chosen = api_options(api, allow_host, allow_origin)
     others = tuple(address.strip() for address in via.split(",")) if via else ()
-    if not serve and (api == "off" or not others):
+    is_explicit = bool(others) or (layers is not None and own_swarm_file().read() is None)
+    if not is_explicit:
+        if spare or metrics:
+            raise BadRequest("--spare and --metrics go with --layers and explicit addresses; a swarm sees to both")
+        swarm_options = SwarmOptions(
+            model, layers, max_layers, memory, listen, threads, streams, name, tuple(interface or ()), discovery, serve, chaos,
+            chosen, as_json,
+        )  # fmt: skip
+        return run(run_swarm_node(swarm_options))
+    if not serve and (chosen is None or not others):
         raise BadRequest("with --no-serve there must be --via ADDR,… and an API: nothing else is left to do")
-    options = UpOptions(
-        model,
-        layers,
-        listen,
-        threads,
-        streams,
-        spare,
-        metrics,
-        others,
-        serve,
-        None if api == "off" else chosen,
-        as_json,
+    address = listen or f"127.0.0.1:{DEFAULT_PORT}"
+    if serve:
+        _require_loopback(address, open_to_all)
+    return run(
+        _serve(UpOptions(model, layers, address, threads, streams, spare, metrics, others, serve, chosen, as_json))
     )
-    run(_serve(options))
+
+
+def _require_loopback(address: str, is_open: bool) -> None:
+    from potluck.gateway.api_keys import is_loopback
+    from potluck.net.addresses import parse_address
+
+    if not is_open and not is_loopback(parse_address(address)[0]):
+        raise BadRequest(
+            f"without a swarm anybody who reaches {address} could use this machine; "
+            "leave out --layers (then only members get in), or say --open"
+        )
 
 
 async def _serve(options: UpOptions) -> None:
@@ -157,16 +175,9 @@ async def _loaded(shard: "ShardServer", stopped: asyncio.Event) -> bool:
 
 
 async def _start_api(node: "Node", api: ApiOptions) -> "GatewayServer | None":
-    from potluck.core.paths import locate_folders
-    from potluck.gateway.server import GatewaySettings
     from potluck.node.answering import NodeAnswering, start_gateway
 
-    settings = GatewaySettings(
-        address=api.address,
-        key_file=locate_folders().models.parent / "api-keys",
-        allowed_hosts=frozenset(api.hosts),
-        allowed_origins=frozenset(api.origins),
-    )
+    settings = gateway_settings(api)
     try:
         gateway = await start_gateway(node, NodeAnswering(node), settings)
     except OSError as error:

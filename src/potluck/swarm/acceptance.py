@@ -10,7 +10,9 @@ from potluck.swarm.adverts import MAX_LEAP, AdvertReader, Stamp
 from potluck.swarm.records import Entry, entry_of
 
 EXPULSION = "expulsion"
-OVERTAKEN_S = 5.0  # for so long an older advert may still be on its way, sent by somebody who knew no better
+OVERTAKEN_S = (
+    5.0  # for so long an advert that ended or was replaced may be on its way, sent by somebody who knew no better
+)
 
 
 def _nobody(_: bytes) -> bool:
@@ -62,6 +64,8 @@ def new_advert(entry: Entry, known: Known, now_s: float) -> bool:
             return False
         raise RecordRefused("expired", "an advert that came to its end here before")
     if entry.expires_s <= now_s:
+        if now_s - entry.expires_s < OVERTAKEN_S:
+            return False
         raise RecordRefused("expired", "an advert past its lifetime")
     latest = held.stamp if held is not None else ended.stamp if ended is not None else None
     if latest is not None and _leaps(entry.stamp, latest):

@@ -93,11 +93,19 @@ class Dialler:
 
     def found(self, address: str, now_s: float) -> None:
         """An address without an id: from an invite, or from discovery."""
-        if address not in self._loose and len(self._loose) < _MAX_LOOSE:
-            self._loose[address] = _Attempt(now_s)
-        elif address in self._loose and self._loose[address].next_s > now_s + FIRST_RETRY_S:
-            self._loose[address] = _Attempt(now_s)  # it was seen again just now: there is somebody
+        known = self._loose.get(address)
+        if known is None:
+            self._make_room()
+        if len(self._loose) < _MAX_LOOSE and (known is None or known.next_s > now_s + FIRST_RETRY_S):
+            self._loose[address] = _Attempt(now_s)  # also where it was seen again just now: there is somebody
         self._decide_s = 0.0
+
+    def _make_room(self) -> None:
+        """Anybody on the network can announce addresses; those that led nowhere give way."""
+        if len(self._loose) >= _MAX_LOOSE:
+            worst = max(self._loose, key=lambda address: self._loose[address].failures)
+            if self._loose[worst].failures:
+                del self._loose[worst]
 
     def somebody_returned(self) -> None:
         """Perhaps a partition ended: where everybody is linked to everybody, all that are away are tried at once."""

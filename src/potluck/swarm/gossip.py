@@ -10,20 +10,20 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, NamedTuple
 
 from potluck.core.errors import RecordRefused
 from potluck.identity.keys import short_id
 from potluck.identity.signed import Signed
 from potluck.swarm import exchange
-from potluck.swarm.acceptance import EXPULSION, Ended, Known, Trust, accept_all, check_signer, new_advert, read_entry
+from potluck.swarm.acceptance import EXPULSION, Known, Trust, accept_all, check_signer, new_advert, read_entry
 from potluck.swarm.adverts import ADVERT, Advert, AdvertReader, Stamp
+from potluck.swarm.asking import Asking
 from potluck.swarm.dialling import MESH_UP_TO
 from potluck.swarm.duplicates import Duplicate, DuplicateWatch
 from potluck.swarm.events import Dial, Drop, Event, EventKind, Outcome
-from potluck.swarm.liveness import Liveness, Standing
+from potluck.swarm.liveness import Liveness, Standing, own_report
 from potluck.swarm.own_advert import OwnAdvert
-from potluck.swarm.records import Digest, Entry, RecordStore, advert_key, entry_of, parse_digests, parse_keys
+from potluck.swarm.records import Entry, RecordStore, advert_key, entry_of, parse_digests, parse_keys
 from potluck.swarm.view import Seen, View
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
@@ -45,10 +45,7 @@ _LOG = logging.getLogger(__name__)
 FAN_OUT = 3
 MAX_ADVERTS = 4096
 MAX_MEMBERSHIP_RECORDS = 16384
-MAX_REMEMBERED = 8192
 _MAX_EVENTS = 256  # in one outcome
-_WANTED_S = 1.0  # to wait for a record before another node is asked
-_REFUSED_S = 30.0
 _REFRESH_BATCH_S = 1.0  # mere refreshes are announced together
 _PARTITION_SHARE = 0.05
 _SLEPT_S = 10.0  # no tick for so long: this machine did not run
@@ -76,10 +73,7 @@ class Gossip:
         self._trust, self._draw, self._reader = trust, draw, reader or AdvertReader()
         self._duplicates = DuplicateWatch()
         self._membership_count = 0
-        self._wanted: dict[bytes, _Asked] = {}
-        self._unreliable: dict[bytes, None] = {}  # nodes that announced what they did not deliver
-        self._forgotten: dict[bytes, Ended] = {}
-        self._refused: dict[tuple[bytes, bytes], tuple[Stamp, float]] = {}  # by key and sender; until when
+        self.asking = Asking()
         self._urgent: dict[bytes, None] = {}
         self._refreshed: dict[bytes, None] = {}
         self._announce_s = self._exchange_s = self._last_tick_s = now_s
@@ -200,7 +194,7 @@ class Gossip:
         """To be called about four times a second."""
         if now_s - self._last_tick_s > _SLEPT_S:
             self.live.slept()
-            self._wanted.clear()
+            self.asking.slept()
             self._exchange_s = now_s
         self._last_tick_s = now_s
         self._forget_expired(now_s)
@@ -247,37 +241,11 @@ class Gossip:
 
     def _on_digests(self, sender: bytes, message: Digests, now_s: float) -> None:
         digests = list(parse_digests(message.entries))
-        wanted = [digest.key for digest in digests if self._wants(sender, digest, now_s)]
-        _shorten(self._wanted)
+        wanted = [each.key for each in digests if self.asking.wants(sender, each, self.store.get(each.key), now_s)]
         for request in exchange.requests(wanted):
             self._send(sender, request)
         if message.buckets:
             self._give(sender, exchange.lacking(self.store, message.buckets, digests), now_s)
-
-    def _wants(self, sender: bytes, digest: Digest, now_s: float) -> bool:
-        """Whether to ask the sender for this record; if so it is noted as asked for."""
-        key = digest.key
-        if not exchange.is_news(self.store.get(key), digest, self._ended(key)):
-            return False
-        refused = self._refused.get((key, sender))
-        if refused is not None and refused[0] >= digest.stamp and refused[1] > now_s:
-            return False
-        asked = self._wanted.get(key)
-        if asked is not None and asked.until_s <= now_s:
-            self._distrust(asked.sender)
-        elif asked is not None and asked.stamp >= digest.stamp and asked.sender not in self._unreliable:
-            return False
-        self._wanted[key] = _Asked(digest.stamp, now_s + _WANTED_S, sender)
-        return True
-
-    def _ended(self, key: bytes) -> Stamp | None:
-        ended = self._forgotten.get(key)
-        return ended.stamp if ended is not None else None
-
-    def _distrust(self, sender: bytes) -> None:
-        """Its announcements do not keep us from asking others any more."""
-        self._unreliable[sender] = None
-        _shorten(self._unreliable)
 
     def _give(self, node: bytes, entries: list[Entry], now_s: float) -> None:
         if not self._trust.is_member(node):
@@ -291,12 +259,11 @@ class Gossip:
         for aged in records:
             if aged.record.kind == ADVERT:
                 key = advert_key(aged.record.signer)
-                asked = self._wanted.pop(key, None)
+                announced = self.asking.came(key)
                 try:
-                    self._take_advert(aged.record, key, asked.stamp if asked else None, aged.age_ms / 1000, now_s)
+                    self._take_advert(aged.record, key, announced, aged.age_ms / 1000, now_s)
                 except RecordRefused as refusal:
-                    stamp = asked.stamp if asked else Stamp(0, 0)
-                    self._refuse(aged.record, key, stamp, refusal.reason, sender, now_s)
+                    self._refuse(aged.record, key, announced or Stamp(0, 0), refusal.reason, sender, now_s)
 
     # ------------------------------------------------------------ records
 
@@ -310,26 +277,20 @@ class Gossip:
         taken, refused = accept_all(list(by_record), self._trust)
         for record in taken:
             entry = by_record[record]
-            self._wanted.pop(entry.key, None)
+            self.asking.came(entry.key)
             self.store.put(entry)
             self._membership_count += 1
             self._urgent[entry.key] = None
         for record, reason in refused:
             entry = by_record[record]
-            self._wanted.pop(entry.key, None)
+            self.asking.came(entry.key)
             self._refuse(record, entry.key, entry.stamp, reason, sender, now_s)
         if taken:
-            self._ask_again(now_s)
+            for key, node in self.asking.ask_again(now_s):
+                if node in self.linked:
+                    self._send(node, Wanted(key))
             if any(record.kind == EXPULSION for record in taken):
                 self.drop_strangers(now_s)
-
-    def _ask_again(self, now_s: float) -> None:
-        """What was refused before may be good now that more is known of who belongs here."""
-        refused, self._refused = self._refused, {}
-        for (key, sender), (stamp, _) in refused.items():
-            if sender in self.linked:
-                self._wanted[key] = _Asked(stamp, now_s + _WANTED_S, sender)
-                self._send(sender, Wanted(key))
 
     def drop_strangers(self, now_s: float) -> None:
         """Forget, and cut off, whoever is no member any more."""
@@ -339,8 +300,7 @@ class Gossip:
                 self._forget(entry, now_s)
                 self._tell("expelled", node)
         for node in [node for node in self.linked if not self._trust.is_member(node)]:
-            if self._trust.is_expelled(node):
-                self._outcome.effects.append(Drop(node, "expelled"))
+            self._outcome.effects.append(Drop(node, "expelled"))
 
     def _take_advert(self, record: Signed, key: bytes, announced: Stamp | None, age_s: float, now_s: float) -> None:
         """Raises RecordRefused."""
@@ -353,7 +313,7 @@ class Gossip:
         if (twin := self._duplicates.note(entry.advert, entry.born_s)) is not None:
             self._tell_of_twin(twin, now_s)
         held = self.store.get(key)
-        if not new_advert(entry, Known(held, self._forgotten.get(key), announced), now_s):
+        if not new_advert(entry, Known(held, self.asking.ended(key), announced), now_s):
             if held is not None and entry.hash == held.hash and entry.born_s < held.born_s:
                 held.expires_s -= held.born_s - entry.born_s
                 held.born_s = entry.born_s
@@ -361,7 +321,7 @@ class Gossip:
             return None
         if held is None and self.advert_count >= MAX_ADVERTS:
             raise RecordRefused("too_many", "more adverts than a swarm may have")
-        self._forgotten.pop(key, None)
+        self.asking.begin(key)
         self.store.put(entry)
         return self._note_advert(entry, entry.advert, held, now_s)
 
@@ -404,9 +364,7 @@ class Gossip:
                 "refused a record of kind %s, signed by %s, from %s: %s",
                 record.kind, short_id(record.signer), short_id(sender), reason,
             )  # fmt: skip
-        self._refused[key, sender] = (stamp, now_s + _REFUSED_S)
-        _shorten(self._refused)
-        self._distrust(sender)
+        self.asking.refuse(key, stamp, sender, now_s)
         self._tell("refused", record.signer, reason)
 
     def _forget_expired(self, now_s: float) -> None:
@@ -421,8 +379,7 @@ class Gossip:
         node = entry.record.signer
         if not is_removed:
             self.store.remove(entry.key)
-        self._forgotten[entry.key] = Ended(entry.stamp, now_s)
-        _shorten(self._forgotten)
+        self.asking.end(entry.key, entry.stamp, now_s)
         self._duplicates.forget(node)
         if node not in self.linked:
             self.live.forget([node])
@@ -447,7 +404,7 @@ class Gossip:
             self.changes += 1
             self._tell_of_twin(twin, now_s)
         if self.store.get(entry.key) is None:
-            self._forgotten[entry.key] = Ended(entry.stamp, now_s)
+            self.asking.end(entry.key, entry.stamp, now_s)
         self._publish_if_due(now_s)
 
     def _tell_of_twin(self, twin: Duplicate, now_s: float) -> None:
@@ -499,7 +456,7 @@ class Gossip:
         self._tell("lost", node, reason)
         advert = self.advert(node)
         # Also where it was heard from others: one more voice, for those whom the first did not reach.
-        if advert is not None and self.live.is_new_report(b"own" + node, advert.stamp, now_s):
+        if advert is not None and self.live.is_new_report(own_report(node), advert.stamp, now_s):
             self.live.is_new_report(node, advert.stamp, now_s)
             self._spread(Suspicion(node, *advert.stamp))
 
@@ -527,6 +484,7 @@ class Gossip:
         if self.live.set_standing(node, Standing.ALIVE):
             self._heard.add(node)
             self.changes += 1
+            self.live.is_back(node)
             if was is Standing.LOST and self.is_present(node):
                 self._tell("returned", node)
                 # Many are away: a partition ends, and those on the other side took us for lost too.
@@ -569,14 +527,3 @@ class Gossip:
             self._announce(self._urgent, self._wide_fan_out)
         outcome, self._outcome = self._outcome, Outcome()
         return outcome
-
-
-class _Asked(NamedTuple):
-    stamp: Stamp
-    until_s: float
-    sender: bytes
-
-
-def _shorten(remembered: dict[Any, Any]) -> None:
-    while len(remembered) > MAX_REMEMBERED:
-        del remembered[next(iter(remembered))]

@@ -24,6 +24,11 @@ class Standing(enum.Enum):
     LOST = "lost"
 
 
+def own_report(node: bytes) -> bytes:
+    """The name under which it is remembered that this node itself reported another."""
+    return b"own" + node
+
+
 class _Waiting:
     __slots__ = ("attempts", "deadline_s", "nonce", "sent_s")
 
@@ -42,7 +47,7 @@ class Liveness:
         self._lost_s: dict[bytes, float] = {}
         self._rtts_s: dict[bytes, float] = {}
         self._checks: dict[bytes, float] = {}  # when to look for ourselves after what somebody else said
-        self._reported: dict[tuple[bytes, int, int], float] = {}
+        self._reported: dict[bytes, tuple[tuple[int, int], float]] = {}
         self._next_ping_s = now_s + draw.random() * PING_EVERY_S
 
     def __repr__(self) -> str:
@@ -134,15 +139,20 @@ class Liveness:
     # ------------------------------------------------------------ what others say
 
     def is_new_report(self, node: bytes, stamp: tuple[int, int], now_s: float) -> bool:
-        """Whether this was not heard lately; remembered from now on."""
-        key = (node, *stamp)
-        if self._reported.get(key, -REPORT_MEMORY_S) > now_s - REPORT_MEMORY_S:
+        """Whether this was not heard lately; remembered from now on, until the node is heard again."""
+        known = self._reported.get(node)
+        if known is not None and known[0] == stamp and known[1] > now_s - REPORT_MEMORY_S:
             return False
-        self._reported.pop(key, None)
+        self._reported.pop(node, None)
         while len(self._reported) >= MAX_REPORTS:
             del self._reported[next(iter(self._reported))]
-        self._reported[key] = now_s
+        self._reported[node] = (stamp, now_s)
         return True
+
+    def is_back(self, node: bytes) -> None:
+        """Whatever was reported of it before counts no more."""
+        self._reported.pop(node, None)
+        self._reported.pop(own_report(node), None)
 
     def check_later(self, node: bytes, at_s: float) -> None:
         self._checks.setdefault(node, at_s)

@@ -64,7 +64,7 @@ def test_a_bad_record_is_refused_with_its_own_reason(record: Signed, reason: str
 
 def test_a_record_past_its_lifetime_is_expired_however_it_comes() -> None:
     node, _ = hearing()
-    node.on_message(ONE.node_id, records(signed(TWO), age_s=120.0), NOW)
+    node.on_message(ONE.node_id, records(signed(TWO), age_s=130.0), NOW)
     assert node.counters["expired"] == 1
     node.on_message(ONE.node_id, records(signed(TWO)), NOW)
     for second in range(1, 122):

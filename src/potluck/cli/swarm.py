@@ -1,0 +1,202 @@
+"""`potluck join`, `invite`, `members`, `expel`, `plan`, `leave`: a swarm at the terminal."""
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from potluck.cli.api_options import AllowHostOption, AllowOriginOption, ApiOption, api_options
+from potluck.cli.console import JsonOption, format_table, notice, print_json, shown_bytes
+from potluck.cli.running import call, running_node
+from potluck.cli.swarm_up import SwarmOptions, run_swarm_node
+from potluck.core.errors import BadRequest
+
+if TYPE_CHECKING:
+    from potluck.trust.keeper import SwarmKeeper
+
+
+def join(
+    invite: Annotated[str, typer.Argument(metavar="INVITE", help="What `potluck invite` printed.")],
+    max_layers: Annotated[int, typer.Option("--max-layers", min=0, help="At most so many layers; 0: any.")] = 0,
+    memory: Annotated[str | None, typer.Option("--memory", help="For weights and KV, e.g. 4GB.")] = None,
+    listen: Annotated[str | None, typer.Option("--listen", help="Address for other nodes; port 0: any.")] = None,
+    threads: Annotated[int, typer.Option("--threads", "-t", min=1, help="Threads that compute.")] = 1,
+    streams: Annotated[int, typer.Option("--streams", min=1, help="Sessions at once; more are refused.")] = 16,
+    name: Annotated[str, typer.Option("--name", help="What others see; by default the machine's.")] = "",
+    interface: Annotated[list[str] | None, typer.Option("--interface", help="Only these network interfaces.")] = None,
+    discovery: Annotated[bool, typer.Option(help="Find neighbours by mDNS.")] = True,
+    serve: Annotated[bool, typer.Option(help="Hold layers; without, only ask and serve the API.")] = True,
+    chaos: Annotated[
+        bool, typer.Option("--chaos", help="Let the page's chaos button kill this node's worker.")
+    ] = False,
+    api: ApiOption = None,
+    allow_host: AllowHostOption = None,
+    allow_origin: AllowOriginOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Join a swarm with an invite, take a share of its layers, and stay; Ctrl-C ends it, `potluck up` brings it back."""
+    from potluck.net.loop import run
+    from potluck.trust.invites import decode_invite
+
+    options = SwarmOptions(
+        None, None, max_layers, memory, listen, threads, streams, name, tuple(interface or ()), discovery, serve, chaos,
+        api_options(api, allow_host, allow_origin), as_json,
+    )  # fmt: skip
+    run(run_swarm_node(options, decode_invite(invite)))
+
+
+def invite(
+    trust: Annotated[str, typer.Option("--trust", help="trusted: serves layers; member: only asks.")] = "trusted",
+    expires: Annotated[str, typer.Option("--expires", help="How long it is good: 30m, 12h, 7d.")] = "24h",
+    uses: Annotated[int, typer.Option("--uses", min=1, max=1000, help="For how many machines.")] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Print one line to paste on another machine, which brings it into this swarm."""
+    from potluck.trust.invites import encode_invite
+    from potluck.trust.records import Trust
+
+    try:
+        level = Trust(trust)
+    except ValueError:
+        raise BadRequest(f"--trust is one of {', '.join(Trust)}, not {trust}") from None
+    now_s, good_s = time.time(), _duration_s(expires)
+    addresses = running_node().addresses
+    made = _keeper().invite(level, uses, int(now_s) + good_s, addresses, now_s)
+    text = encode_invite(made)
+    if as_json:
+        return print_json({"invite": text, "command": f"potluck join {text}", "expires_at": int(now_s) + good_s})
+    print(f"potluck join {text}")
+    notice(
+        f"good for {uses} machine{'s' if uses > 1 else ''}, until {time.strftime('%a %H:%M', time.localtime(now_s + good_s))}"
+    )
+    return None
+
+
+def members(as_json: JsonOption = False) -> None:
+    """List who belongs to this swarm."""
+    keeper = _keeper()
+    roster = keeper.roster
+    names = _names()
+    rows = [
+        {
+            "id": member.node.hex(), "name": names.get(member.node.hex(), ""), "trust": str(member.trust),
+            "may_invite": member.may_invite, "may_expel": member.may_expel, "is_founder": member.node == roster.founder,
+        }
+        for member in roster.members()
+    ]  # fmt: skip
+    if as_json:
+        return print_json(
+            {"swarm": roster.swarm.hex(), "members": rows, "expelled": [n.hex() for n in roster.expelled()]}
+        )
+    header = ("ID", "NAME", "TRUST", "RIGHTS")
+    print(format_table(header, [(row["id"][:8], row["name"], row["trust"], _rights(row)) for row in rows]))
+    return None
+
+
+def expel(
+    member: Annotated[str, typer.Argument(metavar="ID", help="The first characters of an id in `potluck members`.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Throw a member out: its links close, and it is refused everywhere."""
+    keeper = _keeper()
+    found = [each.node for each in keeper.roster.members() if each.node.hex().startswith(member.lower())]
+    if len(found) != 1:
+        raise BadRequest(f"{len(found) or 'no'} members begin with {member}; `potluck members` lists them")
+    keeper.expel(found[0])
+    if as_json:
+        return print_json({"expelled": found[0].hex()})
+    print(f"{found[0].hex()[:8]} is expelled; the others learn of it now")
+    return None
+
+
+def plan(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show; this is what it always does.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show which machine should hold which layers, how fast that should be, and why."""
+    details = call("GET", "/potluck/details")
+    if as_json:
+        return print_json({"plans": details["plans"]})
+    names = {node["id"]: node["name"] for node in details["state"]["nodes"]}
+    for each in details["plans"]:
+        _print_plan(each, names)
+    if not details["plans"]:
+        notice("this swarm serves no model yet; type: potluck up --model NAME")
+    return None
+
+
+def _print_plan(each: dict[str, Any], names: dict[str, str]) -> None:
+    if each["problem"]:
+        notice(each["problem"])
+    if each["tokens_per_s"] is None:
+        return
+    print(
+        f"{each['model']}: about {each['tokens_per_s']:.1f} tokens/s for one answer, "
+        f"{each['throughput_per_s']:.1f} for many ({each['objective']})"
+    )
+    rows = [
+        (
+            row["node"][:8], names.get(row["node"], ""), row["layers"] or "none", "stand-in" if row["is_replica"] else "",
+            shown_bytes(row["bytes"]), row["reason"],
+        )
+        for row in each["assignments"]
+    ]  # fmt: skip
+    print(format_table(("NODE", "NAME", "LAYERS", "ROLE", "LOADS", "WHY"), rows))
+
+
+def leave(
+    patience: Annotated[float, typer.Option("--patience", min=0, max=3600, help="Seconds to wait for others.")] = 60.0,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Also forget the swarm: coming back needs an invite.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """End this machine's node in good order: others take its layers first, and answers that run are not broken."""
+    from potluck.node.identity_file import own_run_file, own_swarm_file
+
+    is_drained = True
+    if own_run_file().read() is not None:
+        is_drained = call("POST", "/potluck/leave", {"patience_s": patience}, patience + 10)["drained"]
+    elif not forget:
+        running_node()  # says that there is none
+    if forget:
+        own_swarm_file().remove()
+    if as_json:
+        return print_json({"drained": is_drained, "forgotten": forget})
+    print("left" if is_drained else "left; nobody else could take over all of its layers in time")
+    return None
+
+
+def _keeper() -> "SwarmKeeper":
+    from potluck.node.identity_file import own_key, own_swarm_file
+    from potluck.trust.keeper import SwarmKeeper
+
+    if own_swarm_file().read() is None:
+        raise BadRequest("this machine belongs to no swarm; `potluck up` founds one, `potluck join INVITE` joins one")
+    return SwarmKeeper(own_key(), own_swarm_file())
+
+
+def _names() -> dict[str, str]:
+    from potluck.node.identity_file import own_run_file
+
+    if own_run_file().read() is None:
+        return {}
+    return {node["id"]: node["name"] for node in call("GET", "/potluck/state")["nodes"]}
+
+
+def _rights(row: dict[str, Any]) -> str:
+    rights = [word for key, word in (("may_invite", "invite"), ("may_expel", "expel")) if row[key]]
+    return "founder" if row["is_founder"] else ", ".join(rights)
+
+
+def _duration_s(text: str) -> int:
+    units = {"m": 60, "h": 3600, "d": 86_400}
+    number, unit = text[:-1], text[-1:]
+    if (
+        unit not in units
+        or not number.isascii()
+        or not number.isdigit()
+        or not 0 < int(number) * units[unit] <= 365 * 86_400
+    ):
+        raise BadRequest(f"--expires is a time like 30m, 12h or 7d, up to a year, not {text}")
+    return int(number) * units[unit]
