@@ -26,7 +26,7 @@ from potluck.swarm.asking import MAX_REMEMBERED
 from potluck.wire.channel import Channel
 from potluck.wire.codecs import check_rows, decode, encode
 from potluck.wire.frames import HEADER_BYTES, FrameWriter
-from potluck.wire.handshake import AccepterHandshake, DialerHandshake
+from potluck.wire.handshake import AccepterHandshake, DialerHandshake, Ticket
 from potluck.wire.messages import (
     AgedRecord,
     Buckets,
@@ -426,7 +426,8 @@ def test_mutated_handshakes(seed: int) -> None:
     accepter_key, dialer_key = NodeKey.from_seed(bytes(32)), NodeKey.from_seed(b"\x01" * 32)
     for _ in range(FRAMES // 400):
         accepter = AccepterHandshake(accepter_key, bytes(32))
-        dialer = DialerHandshake(dialer_key, accepter_key.node_id, bytes(32))
+        ticket = Ticket(b"\x01" * 8, bytes(16)) if chance.random() < 0.5 else None
+        dialer = DialerHandshake(dialer_key, accepter_key.node_id, bytes(32), ticket)
         hello = bytearray(accepter.hello)
         auth = bytearray(dialer.auth(accepter.hello))
         accepter.check_auth(bytes(auth))

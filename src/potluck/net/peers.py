@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 
-from potluck.core.errors import PeerRefused, PotluckError
+from potluck.core.errors import PotluckError, WrongPeer
 from potluck.identity.keys import short_id
 from potluck.net.link import Link, LinkHandler, Transport
 from potluck.wire.handshake import Ticket
@@ -51,11 +51,11 @@ class PeerLinks:
     async def connect(self, address: str, node: bytes | None = None, ticket: Ticket | None = None) -> bytes:
         """A link to whoever answers at `address` (or to `node` only); returns its id. Raises the transport's errors.
 
-        `ticket`: an invite that is redeemed there. PeerRefused also where it is we who want no link with that node.
+        `ticket`: an invite that is redeemed there. WrongPeer also where `may_link` has something against whoever answers.
         """
         link = await self._transport.dial(address, node, self, DIAL_TIMEOUT_S, ticket)
         if not self._adopt(link):
-            raise PeerRefused(f"node {short_id(link.peer)} may not have a link with us")
+            raise WrongPeer(f"node {short_id(link.peer)} answers there, which is not one of this swarm")
         return link.peer
 
     def drop(self, node: bytes, reason: str) -> None:

@@ -59,9 +59,7 @@ def serve_model(
     if not roster.may_manage(key.node_id):
         raise NotEntitled("only the founder and its delegates say what the swarm serves")
     serial = _serial(roster, key, "model", model)
-    word = ServedModel(
-        roster.swarm, model, serial, weights_sha256, objective, context_tokens, streams, is_served
-    )  # fmt: skip
+    word = ServedModel(roster.swarm, model, serial, weights_sha256, objective, context_tokens, streams, is_served)
     return state(key, word)
 
 
@@ -98,10 +96,7 @@ def _take_over(key: NodeKey, roster: Roster, before: Member | None, after: Membe
 def _uphold(key: NodeKey, roster: Roster, delegate: bytes) -> list[Signed]:
     """A delegate's expulsions in the founder's name."""
     subjects = [node for node in roster.expelled() if roster.expelled_by(node) == delegate]
-    return [
-        state(key, Expulsion(roster.swarm, node, _serial(roster, key, "expulsion", node)))
-        for node in subjects
-    ]  # fmt: skip
+    return [state(key, Expulsion(roster.swarm, node, _serial(roster, key, "expulsion", node))) for node in subjects]
 
 
 def _admitted_by(roster: Roster, node: bytes) -> list[Member]:

@@ -74,9 +74,7 @@ class SwarmKeeper:
         cls, key: NodeKey, file: SwarmFile, invite: Invite, minimum_to_serve: Trust = Trust.TRUSTED
     ) -> "SwarmKeeper":
         """The swarm of an invite that its issuer has honoured; the records are still to come."""
-        state = SwarmState(
-            invite.swarm, key.node_id, introducer=invite.issuer, introducer_addresses=invite.addresses
-        )  # fmt: skip
+        state = SwarmState(invite.swarm, key.node_id, introducer=invite.issuer, introducer_addresses=invite.addresses)
         file.create(state)
         return cls(key, file, minimum_to_serve)
 
@@ -161,9 +159,7 @@ class SwarmKeeper:
             ]
         )
 
-    def invite(
-        self, trust: Trust, uses: int, expires_at_s: int, addresses: tuple[str, ...], now_s: float
-    ) -> Invite:  # fmt: skip
+    def invite(self, trust: Trust, uses: int, expires_at_s: int, addresses: tuple[str, ...], now_s: float) -> Invite:
         """An invite for as many nodes, good until a time on this node's wall clock. Raises NotEntitled, BadRequest."""
         swarm, invite_id, secret = self.roster.swarm, _fresh_id(), os.urandom(SECRET_BYTES)
         invite = Invite(swarm, self._key.node_id, invite_id, secret, expires_at_s, addresses)
@@ -181,9 +177,7 @@ class SwarmKeeper:
 
     def withdraw(self, invite_id: bytes) -> None:
         """Nobody can use that invite any more."""
-        self._update(
-            lambda roster, book: (roster, book.with_withdrawal(invite_id) if book.find(invite_id) else book)
-        )  # fmt: skip
+        self._update(lambda roster, book: (roster, book.with_withdrawal(invite_id) if book.find(invite_id) else book))
 
     def redeem(self, node: bytes, ticket: PresentedTicket, now_s: float) -> InviteRefusal | None:
         """Makes a node a member for its ticket; None: done, and on disk. Raises NotEntitled, BadSwarmFile."""

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from potluck.core.errors import PeerRefused
+from potluck.core.errors import WrongPeer
 from potluck.identity.keys import NodeKey
 from potluck.net.memory import MemoryNetwork
 from potluck.net.peers import PeerLinks
@@ -88,7 +88,7 @@ def test_nobody_dials_a_node_that_may_have_no_link() -> None:
         here, there = End(network, ACCEPTER), End(network, DIALER)
         address = await here.listen()
         there.unwelcome.add(ACCEPTER.node_id)
-        with pytest.raises(PeerRefused):
+        with pytest.raises(WrongPeer):
             await there.links.connect(address)
         there.links.send(ACCEPTER.node_id, address, describe())
         await settle()

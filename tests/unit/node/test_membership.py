@@ -1,0 +1,99 @@
+"""Nodes of one swarm: joining by invite, what an expelled one loses, who may ask. In memory, on files in a folder of the test's."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from potluck.core.errors import PeerRefused
+from potluck.identity.keys import NodeKey
+from potluck.net.memory import MemoryNetwork
+from potluck.node.node import Node
+from potluck.trust.admission import Admission
+from potluck.trust.keeper import SwarmKeeper
+from potluck.trust.records import Trust
+from potluck.trust.swarm_file import SwarmFile
+from potluck.wire.effects import SendTo
+from potluck.wire.messages import Message, Refused
+from tests.support.link_ends import run_test
+from tests.support.wire_messages import describe, opening
+
+FOUNDER, GUEST, THIRD = (NodeKey.from_seed(bytes([number]) * 32) for number in (1, 2, 3))
+NOW_S = 1_800_000_000.0
+
+
+def member_node(network: MemoryNetwork, key: NodeKey, keeper: SwarmKeeper) -> Node:
+    admission = Admission(keeper, lambda: NOW_S)
+    return Node(key, network.transport(key.node_id, admission), admission)
+
+
+async def join(
+    network: MemoryNetwork, key: NodeKey, founder: SwarmKeeper, address: str, trust: Trust, folder: Path
+) -> Node:
+    invite = founder.invite(trust, 1, int(NOW_S) + 60, (), NOW_S)
+    keeper = SwarmKeeper.join(key, SwarmFile(folder / f"{key.node_id[0]}.swarm"), invite)
+    node = member_node(network, key, keeper)
+    await node.links.connect(address, invite.issuer, invite.ticket)
+    keeper.take_all(founder.roster.records())  # what gossip would do
+    return node
+
+
+async def settle() -> None:
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+def test_an_expelled_member_loses_its_links_at_once_and_everywhere(tmp_path: Path) -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        keeper = SwarmKeeper.found(FOUNDER, SwarmFile(tmp_path / "founder.swarm"))
+        founder = member_node(network, FOUNDER, keeper)
+        address = await founder.listen("memory:0")
+        guest = await join(network, GUEST, keeper, address, Trust.MEMBER, tmp_path)
+        third = await join(network, THIRD, keeper, address, Trust.MEMBER, tmp_path)
+        third_address = await third.listen("memory:0")
+        assert third._admission
+        assert guest._admission
+        guest._admission.keeper.take_all(keeper.roster.records())
+        await guest.links.connect(third_address)
+        guest._send(SendTo(FOUNDER.node_id, None, describe()))
+        guest._send(SendTo(THIRD.node_id, None, describe()))
+        await settle()
+        assert founder.links.is_linked(GUEST.node_id)
+        records = keeper.expel(GUEST.node_id)
+        assert not founder.links.is_linked(GUEST.node_id)
+        third._admission.keeper.take_all(records)
+        assert not third.links.is_linked(GUEST.node_id)
+        await settle()
+        assert not guest.links.is_linked(FOUNDER.node_id)
+        for door in (address, third_address):
+            with pytest.raises(PeerRefused) as caught:
+                await guest.links.connect(door)
+            assert caught.value.reason == "expelled"
+        page = founder.metrics_page().decode()
+        assert 'distributed_inference_dropped_messages_total{reason="expelled"} 1.0' in page
+        for node in (guest, third, founder):
+            await node.stop()
+        again = SwarmKeeper(THIRD, SwarmFile(tmp_path / f"{THIRD.node_id[0]}.swarm"))
+        assert again.roster.is_expelled(GUEST.node_id)
+
+    run_test(main())
+
+
+def test_who_is_merely_invited_may_not_ask(tmp_path: Path) -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        keeper = SwarmKeeper.found(FOUNDER, SwarmFile(tmp_path / "founder.swarm"))
+        founder = member_node(network, FOUNDER, keeper)
+        guest = await join(network, GUEST, keeper, await founder.listen("memory:0"), Trust.INVITED, tmp_path)
+        answers: list[Message] = []
+        guest.links._on_message = lambda node, message, body: answers.append(message)
+        guest._send(SendTo(FOUNDER.node_id, None, opening()))
+        await settle()
+        assert isinstance(answers[0], Refused)
+        assert answers[0].code == "not_entitled"
+        assert founder.counters["may_not_ask"] == 1
+        for node in (guest, founder):
+            await node.stop()
+
+    run_test(main())
