@@ -9,11 +9,11 @@ import pytest
 
 from potluck.core.errors import BadRequest, PlacementImpossible
 from potluck.core.layers import LayerRange
-from potluck.planner.arrangement import Swarm
+from potluck.planner.arrangement import Objective, Swarm
 from potluck.planner.chains import exact_chain, search_chain
 from potluck.planner.costs import Link, Links, ModelCosts, NodeOffer
 from potluck.planner.cover import check_tiling
-from potluck.planner.placement import KEEP_WITHIN, Objective, Plan, plan
+from potluck.planner.placement import KEEP_WITHIN, Plan, plan
 from potluck.wire.messages import Stage
 from tests.unit.planner.brute_force import (
     best_by_brute_force,
