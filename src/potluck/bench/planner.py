@@ -29,7 +29,8 @@ class PlannerBenchSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannerFigures(msgspec.Struct, frozen=True):
-    """Medians. `replan` has what a plan asked for in place already; `route` is the choice for one request, `standbys` names stand-ins too."""
+    """Medians. For `replan` what the plan asks for is in place already; `route` is the choice for one request, with `standbys` the
+    stand-ins are named too."""
 
     nodes: int
     layers: int
@@ -77,13 +78,13 @@ def _figures(settings: PlannerBenchSettings, nodes: int, layers: int) -> Planner
 
 
 def made_up_swarm(nodes: int, layers: int, seed: int) -> tuple[ModelCosts, list[NodeOffer], Links]:
-    """Unequal machines of which about eight together have room for the model, each with some measured links."""
+    """Unequal machines of which about five together have room for the model, each with some measured links."""
     draw = random.Random(seed)  # noqa: S311  # draws machines, not secrets
     model = ModelCosts(
         model="made-up", weights_sha256="0" * 64, layer_bytes=(_LAYER_BYTES,) * layers, embedding_bytes=_END_BYTES,
         output_bytes=_END_BYTES, kv_bytes_per_token=4096, context_tokens=4096, streams=4, activation_bytes=16384,
     )  # fmt: skip
-    share = model.total_bytes / 6
+    share = (model.total_bytes + layers * model.kv_bytes(4)) / 4
     offers = [
         NodeOffer(
             node=number.to_bytes(32, "big"), free_bytes=int(share * draw.uniform(0.3, 1.6)), reserve_bytes=256 << 20,

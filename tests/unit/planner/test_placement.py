@@ -9,11 +9,11 @@ import pytest
 
 from potluck.core.errors import BadRequest, PlacementImpossible
 from potluck.core.layers import LayerRange
-from potluck.planner.arrangement import Swarm
+from potluck.planner.arrangement import Objective, Swarm
 from potluck.planner.chains import exact_chain, search_chain
 from potluck.planner.costs import Link, Links, ModelCosts, NodeOffer
 from potluck.planner.cover import check_tiling
-from potluck.planner.placement import KEEP_WITHIN, Objective, Plan, plan
+from potluck.planner.placement import KEEP_WITHIN, Plan, plan
 from potluck.wire.messages import Stage
 from tests.unit.planner.brute_force import (
     best_by_brute_force,
@@ -332,8 +332,8 @@ def test_a_crowded_replica_moves_to_where_only_one_is_left() -> None:
 # ---------------------------------------------------------------- many nodes
 
 
-@pytest.mark.parametrize("seed", range(15 * SCALE))
-def test_the_search_for_many_nodes_comes_close_to_the_exact_answer_on_eight(seed: int) -> None:
+def search_against_exact(seed: int) -> float | None:
+    """How many times the optimum the search costs on a swarm of at most eight nodes; None where nothing fits."""
     draw = random.Random(seed)
     model = random_model(draw, 12)
     offers = [msgspec.structs.replace(o, current=None) for o in random_offers(draw, model, 8)]
@@ -343,11 +343,19 @@ def test_the_search_for_many_nodes_comes_close_to_the_exact_answer_on_eight(seed
     problem = swarm.problem(swarm.free_windows())
     exact = exact_chain(problem) if problem is not None else None
     if problem is None or exact is None:
-        return
+        return None
     found = search_chain(problem)
-    assert found is not None
-    assert found.cost <= exact.cost * 1.10
-    assert len(found.parts) <= swarm.max_stages
+    assert found is not None, seed
+    assert len(found.parts) <= swarm.max_stages, seed
+    return found.cost / exact.cost
+
+
+def test_the_search_for_many_nodes_comes_close_to_the_exact_answer_on_eight() -> None:
+    ratios = [ratio for seed in range(30 * SCALE) if (ratio := search_against_exact(seed)) is not None]
+    assert len(ratios) >= 10
+    assert min(ratios) >= 1 - 1e-9
+    assert sum(ratios) / len(ratios) <= 1.01
+    assert sum(ratio > 1.05 for ratio in ratios) <= 0.03 * len(ratios)
 
 
 @pytest.mark.parametrize(
