@@ -28,7 +28,7 @@ class Machine:
         self.key, self.home, self.finds = key, home, finds
         self.people = People(*members)
         self.views: list[View] = []
-        transport = TlsTransport(key, lambda node: None if node in self.people.members else "not a member")
+        transport = TlsTransport(key, lambda node, ticket: None if node in self.people.members else "not a member")
         self.links = PeerLinks(key.node_id, transport, self._on_message, self._on_lost)
         self._transport = transport
         self.service: SwarmService

@@ -16,6 +16,7 @@ import msgspec
 
 from potluck.core.paths import Folders
 from potluck.identity.keys import NodeKey
+from potluck.net.link import admit_anyone
 from potluck.net.loop import run
 from potluck.net.tls import TlsTransport
 from potluck.node.node import Node
@@ -100,7 +101,7 @@ def _source(node: LocalNode) -> WeightSource:
 @asynccontextmanager
 async def _linked_node(source: WeightSource) -> AsyncIterator[Node]:
     key = NodeKey.generate()
-    node = Node(key, TlsTransport(key, lambda node: None))
+    node = Node(key, TlsTransport(key, admit_anyone))
     try:
         await node.links.connect(source.address, source.node)
         yield node

@@ -77,7 +77,7 @@ def members(as_json: JsonOption = False) -> None:
     keeper = _keeper()
     roster = keeper.roster
     names = _names()
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "id": member.node.hex(), "name": names.get(member.node.hex(), ""), "trust": str(member.trust),
             "may_invite": member.may_invite, "may_expel": member.may_expel, "is_founder": member.node == roster.founder,

@@ -53,7 +53,9 @@ _MOST_INVITE_S, _MOST_USES = 365 * 86_400, 1_000
 class NodeAdministration(Administration):
     """`on_left` is called when the node has drained on request and may end."""
 
-    def __init__(self, swarm: SwarmNode, api_url: str, needs_key: bool, allows_chaos: bool, on_left: Callable[[], None]) -> None:  # fmt: skip
+    def __init__(
+        self, swarm: SwarmNode, api_url: str, needs_key: bool, allows_chaos: bool, on_left: Callable[[], None]
+    ) -> None:
         self._swarm, self.api_url, self._needs_key, self._on_left = swarm, api_url, needs_key, on_left
         self._allows_chaos = allows_chaos
         self._ending: asyncio.TimerHandle | None = None
