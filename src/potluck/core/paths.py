@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 HOME_VARIABLE = "POTLUCK_HOME"
+CACHE_VARIABLE = "POTLUCK_CACHE"  # so that several homes on one machine compile their kernels once
 
 
 class Folders(msgspec.Struct, frozen=True):
@@ -24,9 +25,15 @@ def locate_folders(environment: Mapping[str, str] = os.environ) -> Folders:
     home = environment.get(HOME_VARIABLE)
     if home:
         base = Path(home).expanduser().absolute()
-        return Folders(models=base / "models", cache=base / "cache")
+        return Folders(models=base / "models", cache=_named_cache(environment) or base / "cache")
     import platformdirs  # here, so that a set POTLUCK_HOME costs nothing
 
     # roaming=False: models must never travel with a Windows profile.
     data = platformdirs.user_data_path("potluck", appauthor=False, roaming=False)
-    return Folders(models=data / "models", cache=platformdirs.user_cache_path("potluck", appauthor=False))
+    cache = _named_cache(environment) or platformdirs.user_cache_path("potluck", appauthor=False)
+    return Folders(models=data / "models", cache=cache)
+
+
+def _named_cache(environment: Mapping[str, str]) -> Path | None:
+    named = environment.get(CACHE_VARIABLE)
+    return Path(named).expanduser().absolute() if named else None

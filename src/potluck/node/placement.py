@@ -63,8 +63,12 @@ def _offer(advert: Advert, costs: ModelCosts, is_trusted: bool) -> NodeOffer:
 
 
 def current_stage(advert: Advert, costs: ModelCosts) -> Stage | None:
-    """The widest range of the model that a node serves now."""
-    stages = [shard.stage for shard in advert.shards if shard.weights_sha256 == costs.weights_sha256]
+    """What a node is about to serve, or else the widest range of the model that it serves now."""
+    intended = [
+        held.ranges[0] for held in advert.intended if held.weights_sha256 == costs.weights_sha256 and held.ranges
+    ]
+    stages = [Stage(start, stop, start == 0, stop == costs.layer_count) for start, stop in intended]
+    stages = stages or [shard.stage for shard in advert.shards if shard.weights_sha256 == costs.weights_sha256]
     return max(stages, key=lambda stage: stage.stop - stage.start, default=None)
 
 

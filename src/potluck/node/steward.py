@@ -36,6 +36,7 @@ from potluck.wire.messages import ShardInfo, Stage
 _LOG = logging.getLogger(__name__)
 ROUND_S = 1.0
 _LOAD_NEWS_S = 5.0  # between adverts that differ in nothing but how busy the shards are
+_SAME_SPEED, _SPEED_DOUBT_S = 1.5, 20.0
 _RETRY_S = (2.0, 5.0, 15.0, 60.0)  # after a fetch or load that failed
 
 
@@ -66,9 +67,16 @@ class ModelDuty:
         self.is_loading = False
         self.failures = 0
         self.retry_at_s = 0.0
+        self.layer_us = 0  # as told to the others
+        self.layer_us_doubted_s: float | None = None  # since when another figure is measured
 
     def __repr__(self) -> str:
         return f"<ModelDuty {self.record.subject} {list(self.shards)} {self.problem}>"
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether weights are being fetched or loaded for it."""
+        return self.fetching is not None or self.is_loading
 
     @property
     def wanted(self) -> Stage | None:
@@ -217,6 +225,8 @@ class Steward:
         else:
             duty.problem = "" if not duty.failures else duty.problem
         wanted = None if self.is_leaving else wanted
+        if duty.is_busy and not self.is_leaving:
+            wanted = duty.wanted  # first what was begun; a plan that is still better then will be made again
         duty.hysteresis = duty.hysteresis.after(
             (wanted,), is_covered=is_covered(view, duty.costs) and not self.is_leaving
         )
@@ -349,6 +359,11 @@ class Steward:
             allows_serving=settings.is_serving and self._roster().may_serve(self._node.id),
             pinned=(settings.pinned.start, settings.pinned.stop) if settings.pinned is not None else None,
             max_layers=settings.max_layers,
+            intended=tuple(
+                HeldWeights(duty.costs.weights_sha256, ((duty.wanted.start, duty.wanted.stop),))
+                for duty in duties
+                if duty.is_busy and duty.wanted is not None
+            ),
         )  # fmt: skip
 
     def _offered_shards(self) -> list[ShardInfo]:
@@ -368,6 +383,19 @@ class Steward:
         return held
 
     def _layer_us(self, duty: ModelDuty) -> int:
+        """What is told of this machine's speed: it changes only when it has been another for a while, as layers move after it."""
+        measured, now_s = self._measured_layer_us(duty), self._loop.time()
+        if not duty.layer_us:
+            duty.layer_us = measured
+        elif duty.layer_us / _SAME_SPEED < measured < duty.layer_us * _SAME_SPEED:
+            duty.layer_us_doubted_s = None
+        elif duty.layer_us_doubted_s is None:
+            duty.layer_us_doubted_s = now_s
+        elif now_s - duty.layer_us_doubted_s >= _SPEED_DOUBT_S:
+            duty.layer_us, duty.layer_us_doubted_s = measured, None
+        return duty.layer_us
+
+    def _measured_layer_us(self, duty: ModelDuty) -> int:
         """One layer for one token: measured where the shard has run, before that from the machine's reading speed."""
         for server in duty.shards:
             info, stage = server.info(), server.settings.stage

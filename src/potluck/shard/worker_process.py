@@ -28,7 +28,7 @@ _MODULE = "potluck.worker.process"
 # A worker finds its interpreter, its caches and temporary files by these; whatever else the daemon was given stays with it.
 _ENVIRONMENT = (
     "PATH", "HOME", "USERPROFILE", "LOCALAPPDATA", "SYSTEMROOT", "LANG", "LC_ALL", "TMPDIR", "TEMP", "LD_LIBRARY_PATH",
-    "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME", "XDG_DATA_HOME", "POTLUCK_HOME",
+    "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME", "XDG_DATA_HOME", "POTLUCK_HOME", "POTLUCK_CACHE",
 )  # fmt: skip
 
 

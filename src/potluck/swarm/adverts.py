@@ -74,6 +74,7 @@ class Advert(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     allows_serving: bool = False
     is_leaving: bool = False  # the last word of an incarnation
     pinned: tuple[Layer, Layer] | None = None  # holds exactly these layers, start ≤ layer < stop, or none
+    intended: Annotated[tuple[HeldWeights, ...], Meta(max_length=MAX_HELD)] = ()  # being fetched or loaded now
     max_layers: Layer = 0  # holds no more than so many; 0: as many as there is room for
 
     @property
