@@ -83,7 +83,9 @@ class LyingShard:
         if hop is None:
             self._say(head, Result(step.session, step.epoch, stop, self._token if step.chooses else None))
             return
-        onward = Step(hop.session, step.epoch, step.position, step.count, opened.stage.stop, "fp32", step.chooses)
+        onward = Step(
+            hop.session, step.epoch, step.position, step.count, opened.stage.stop, "fp32", step.chooses, source=step.session
+        )  # fmt: skip
         self.links.send(hop.node, hop.address, onward, self._row * step.count)
 
     def _send_text_side(self, sender: bytes, message: GetTokenizer) -> None:
