@@ -13,7 +13,9 @@ from potluck.testing.page_server import PageServer  # noqa: E402
 from tests.browser.page_objects import PotluckPage  # noqa: E402
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(
+    scope="package"
+)  # not longer: while Playwright runs, this thread has a running loop, and other tests start their own
 def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:

@@ -1,5 +1,6 @@
 // One answer while it is written: takes what the stream says into the message, measures, and can be stopped. Draws nothing.
 
+import { ApiError } from "./api.js";
 import { complete } from "./completion.js";
 
 export class Answering {
@@ -36,7 +37,7 @@ export class Answering {
       this.#finish(outcome);
     } catch (error) {
       message.status = this.isStopped ? "stopped" : "failed";
-      if (!this.isStopped) message.error = error.message;
+      if (!this.isStopped) message.error = error instanceof ApiError ? error.message : "The connection to this node broke off.";
     }
     message.notes = (message.notes ?? []).filter((note) => note.kind !== "lost");
     this.onChange();
