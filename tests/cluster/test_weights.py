@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from potluck.core.errors import WeightsUnavailable
 from potluck.core.layers import LayerRange
 from potluck.core.paths import locate_folders
 from potluck.core.sampling_params import SamplingParams
@@ -25,6 +26,7 @@ from potluck.testing.local_swarm import LocalNode, NodePlan
 from potluck.testing.lying_home import make_lying_home
 from potluck.weights.catalogue import DEFAULT_MODEL_ID
 from potluck.weights.checkpoint import Checkpoint
+from potluck.weights.peer_fetch import FetchSettings
 from potluck.weights.store import ModelStore
 from tests.support.swarms import TINY, frames_of, head_node, stored_tiny, tokens_of
 
@@ -41,13 +43,13 @@ def lying_home(models_home: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture
 def sources(models_home: Path, lying_home: Path, tmp_path: Path) -> Iterator[list[LocalNode]]:
-    """Each serves the whole model; the last of them lies."""
+    """All have every layer's bytes, and the first serves them; the last of them lies."""
     stored_tiny(models_home)
     with ExitStack() as stack:
         nodes = []
         for number in range(SOURCES):
             home = lying_home if number == SOURCES - 1 else models_home
-            node = LocalNode(NodePlan("0-output"), TINY, tmp_path, number, home=home)
+            node = LocalNode(NodePlan("0-output" if number == 0 else "0-0"), TINY, tmp_path, number, home=home)
             stack.callback(node.end)
             nodes.append(node)
             if number == 0:  # kernels are compiled once, not by all at the same time
@@ -68,7 +70,13 @@ async def fetched(
     entry = entry_of.find(model)
     stage = parse_stage(layers, entry.layer_count)
     return await WeightFetch(
-        node.transport, store, model_id=model, weights_sha256=entry.weights_sha256, stage=stage, sources=sources
+        node.transport,
+        store,
+        model_id=model,
+        weights_sha256=entry.weights_sha256,
+        stage=stage,
+        sources=sources,
+        settings=FetchSettings(window_requests=2),
     ).run()
 
 
@@ -80,6 +88,9 @@ def test_an_empty_node_gets_its_layers_from_peers_of_which_one_lies_then_answers
 
     async def play() -> tuple[FetchReport, list[int], list[int]]:
         async with head_node([]) as newcomer:
+            with pytest.raises(WeightsUnavailable, match="wrong_bytes"):
+                await fetched(newcomer, store, original, TINY, None, peers[-1:])
+            assert store.find(TINY).held == "nothing"
             report = await fetched(newcomer, store, original, TINY, None, peers)
             stored = read_stored_model(store, TINY)
             stage = parse_stage(None, 8)

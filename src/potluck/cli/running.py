@@ -1,6 +1,5 @@
 """How commands talk to the node that runs from this home: over its own API on loopback."""
 
-import http.client
 from typing import Any
 
 import msgspec
@@ -26,6 +25,8 @@ def running_node() -> "Any":
 
 def call(method: str, path: str, body: object = None, timeout_s: float = _TIMEOUT_S) -> Any:
     """One request to the running node; the decoded answer. Raises NodeNotRunning, PotluckError with what the node says."""
+    import http.client
+
     running = running_node()
     if not running.api:
         raise NodeNotRunning("the node runs without its API (--api off), so it cannot be asked")

@@ -58,6 +58,13 @@ _ROWS = (
     Row("link_full", 503, _BUSY, "A node does not take what is sent to it.", 2),
     Row("dial_failed", 503, _SERVER, "A node does not answer.", 2),
     Row("benchmark_failed", 500, _SERVER, "A benchmark cannot run here."),
+    Row("bad_invite", 400, _CLIENT, "An invite that was altered, cut short, or is none."),
+    Row("not_entitled", 403, "permission_error", "This node may not do that in its swarm."),
+    Row("bad_swarm_file", 500, _SERVER, "The file of this node's swarm is damaged, in use, or open to others."),
+    Row("record_refused", 502, _SERVER, "A membership record or an advert that counts for nothing."),
+    Row("weights_missing", 503, _SERVER, "Some layers' weights are not on the machine that should serve them.", 10),
+    Row("weights_unavailable", 503, _SERVER, "No peer gives some layers' weights.", 10),
+    Row("placement_impossible", 503, _SERVER, "The machines together cannot hold the model; the message says what is missing.", 30),
     Row("pipeline_stalled", 504, _SERVER, "No progress within the time allowed.", 5),
 )  # fmt: skip
 TABLE = {row.code: row for row in _ROWS}

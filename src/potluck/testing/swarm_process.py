@@ -4,6 +4,7 @@ Speaks to them as a user does: by commands and over their API. Every process tha
 """
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -129,7 +130,8 @@ class SwarmProcess:
         return False
 
     def ask(self, text: str, max_tokens: int = 32, **options: object) -> str:
-        return str(self.request("POST", "/v1/chat/completions", _chat(text, max_tokens, options))["choices"][0]["message"]["content"])  # fmt: skip
+        answer = self.request("POST", "/v1/chat/completions", _chat(text, max_tokens, options))
+        return str(answer["choices"][0]["message"]["content"])
 
     def stream(self, text: str, max_tokens: int = 64, **options: object) -> "StreamedAnswer":
         url = f"http://{self.wait_until_up()['api']}/v1/chat/completions"
@@ -213,4 +215,4 @@ class StreamedAnswer:
     @property
     def longest_pause_s(self) -> float:
         times = [at_s for at_s, _ in self.pieces]
-        return max((after - before for before, after in zip(times, times[1:], strict=False)), default=0.0)
+        return max((after - before for before, after in itertools.pairwise(times)), default=0.0)

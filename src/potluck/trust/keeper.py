@@ -126,7 +126,10 @@ class SwarmKeeper:
 
     def _count_refusal(self, signed: Signed, reason: str) -> None:
         self.refusals[reason] += 1
-        if reason != RefusalReason.SUPERSEDED:  # gossip's daily bread
+        if reason not in (
+            RefusalReason.SUPERSEDED,
+            RefusalReason.NOT_FOUNDED,
+        ):  # gossip's daily bread; a newcomer's first minute
             _LOG.warning("a %s record by node %s counts for nothing: %s", signed.kind, short_id(signed.signer), reason)
 
     def _set(self, roster: Roster, book: InviteBook) -> None:

@@ -5,6 +5,7 @@ Healthy sources share the work in the manifest's order; one that erred is asked 
 """
 
 import enum
+import math
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -76,12 +77,13 @@ class _Source:
     chunks: int = 0  # right ones
     chunk_bytes: int = 0
     faults: Counter[Fault] = field(default_factory=Counter)
+    has_erred: bool = False  # sent wrong bytes, or was late
     gone: str | None = None  # why it is not used any more
 
     @property
     def tier(self) -> int:
         """0: as good as any; 1: has erred, asked for what no better one has; 2: outside, asked for what no peer has."""
-        return 2 if self.id == OUTSIDE else int(self.faults[Fault.WRONG] + self.faults[Fault.LATE] > 0)
+        return 2 if self.id == OUTSIDE else int(self.has_erred)
 
 
 class SourceReport(msgspec.Struct, frozen=True):
@@ -170,6 +172,7 @@ class PeerFetch:
             return
         wanted.lied_about_by.add(source)
         known.faults[Fault.WRONG] += 1
+        known.has_erred = True
         if known.gone is None and known.faults[Fault.WRONG] > self.settings.lies_allowed:
             self._dismiss(known, Fault.WRONG)
         self._repool_if_idle(wanted)
@@ -211,10 +214,7 @@ class PeerFetch:
 
     def next_wake_s(self, now_s: float) -> float | None:
         """When `advance` should be called even if nothing happens; None: never."""
-        times = [self._deadline_s(source, chunk) for source in self._live_sources() for chunk in source.owes.values()]
-        times += [
-            source.last_heard_s + self.settings.silence_s for source in self._live_sources() if self._waits_for(source)
-        ]
+        times = [due_s for source in self._live_sources() if (due_s := self._deadline_s(source)) < math.inf]
         times += [source.paused_until_s for source in self._live_sources() if source.paused_until_s > now_s]
         times += [t for t in self._steal_times() if t > now_s]
         return min(times, default=None)
@@ -328,13 +328,17 @@ class PeerFetch:
         self._first = min(self._first, self._numbers[chunk.tensor])
 
     def _check_deadlines(self, source: _Source, now_s: float) -> None:
-        if self._waits_for(source) and now_s >= source.last_heard_s + self.settings.silence_s:
-            late = [chunk for chunk in source.owes.values() if chunk.checked_from != source.id]
-        else:
-            late = [chunk for chunk in source.owes.values() if now_s >= self._deadline_s(source, chunk)]
-        if not late:
+        if now_s < self._deadline_s(source):
             return
+        is_silent = now_s >= source.last_heard_s + self.settings.silence_s
+        late = [
+            chunk
+            for chunk in source.owes.values()
+            if chunk.checked_from != source.id
+            and (is_silent or now_s >= chunk.asked_of[source.id] + self.settings.chunk_deadline_s)
+        ]
         source.faults[Fault.LATE] += 1
+        source.has_erred = True
         source.last_heard_s = now_s
         for chunk in late:
             self._settle(source, chunk)
@@ -342,14 +346,15 @@ class PeerFetch:
         if source.faults[Fault.LATE] > self.settings.stalls_allowed:
             self._dismiss(source, Fault.LATE)
 
-    def _waits_for(self, source: _Source) -> bool:
-        """Whether its silence means something. The outside has time-outs of its own."""
-        return source.tier < 2 and any(chunk.checked_from != source.id for chunk in source.owes.values())
-
-    def _deadline_s(self, source: _Source, chunk: _Chunk) -> float:
-        if source.tier == 2 or chunk.checked_from == source.id:
-            return float("inf")
-        return chunk.asked_of[source.id] + self.settings.chunk_deadline_s
+    def _deadline_s(self, source: _Source) -> float:
+        """When a source has stalled if it says nothing, or its oldest chunk is late. The outside has time-outs of its own."""
+        if source.id == OUTSIDE:
+            return math.inf
+        for chunk in source.owes.values():  # the oldest first
+            if chunk.checked_from != source.id:
+                late_s = chunk.asked_of[source.id] + self.settings.chunk_deadline_s
+                return min(late_s, source.last_heard_s + self.settings.silence_s)
+        return math.inf
 
     def _dismiss(self, source: _Source, reason: str) -> None:
         source.gone = reason

@@ -27,6 +27,11 @@ def test_threads() -> None:
             parse_threads(text)
 
 
+def test_weights_need_somebody_honest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["bench", "weights", "--sources", "2", "--liars", "2", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "bad_request"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "error"),
     [

@@ -13,6 +13,7 @@ from potluck import __version__
 from potluck.cli import main
 from potluck.cli.console import LineProgress, format_table, one_line, shown_bytes, shown_count
 from tests.support.loopback_server import LoopbackServer, stall
+from tests.support.partial_models import whole_tiny
 from tests.support.tiny_models import tiny_gguf
 
 PROGRAM = (sys.executable, "-c", "from potluck.cli.main import main; main()")
@@ -53,6 +54,18 @@ def test_pull_list_remove(capsys: pytest.CaptureFixture[str], tiny: str) -> None
     capsys.readouterr()
     assert main.run(["models"]) == 0
     assert "potluck pull smollm2-135m" in capsys.readouterr().out
+
+
+def test_a_partial_model_is_listed_with_the_layers_it_holds(
+    capsys: pytest.CaptureFixture[str], home: Path, tmp_path: Path
+) -> None:
+    whole = whole_tiny(tmp_path / "whole")
+    whole.fill(whole.empty_copy(home / "models"), ("embedding", "layer-0000"))
+    assert main.run(["models"]) == 0
+    assert "partial 0-0 of 2" in capsys.readouterr().out
+    [model] = run_json(capsys, "models")["models"]  # type: ignore[misc]
+    assert (model["format"], model["held"]) == ("partial", "0-0")
+    assert main.run(["remove", "tiny"]) == 0
 
 
 def test_the_same_as_json(capsys: pytest.CaptureFixture[str], tiny: str, home: Path) -> None:

@@ -43,9 +43,10 @@ def test_where_nobody_has_links_to_all_only_the_doubtful_are_left_out() -> None:
     assert [offer.node for offer in view(away, doubtful, is_sparse=True).offers()] == [ONE]
 
 
-def test_who_drains_offers_nothing_new_and_still_gives_weights() -> None:
+def test_who_drains_offers_what_it_still_names_and_gives_weights() -> None:
     told = advert(KEYS[1], shards=(shard(0, 4),), is_draining=True, held=(HeldWeights(WEIGHTS, ((0, 2), (3, 4))),))
-    assert view(seen(told)).offers() == []
+    assert [offer.node for offer in view(seen(told)).offers()] == [ONE]
+    assert view(seen(advert(KEYS[1], is_draining=True))).offers() == []
     assert view(seen(told)).givers(WEIGHTS, 1) == [ONE]
     assert view(seen(told)).givers(WEIGHTS, 2) == []
 
