@@ -109,9 +109,14 @@ def route(
 
 def standby(candidates: Sequence[Candidate], placed: Placed, rules: RouteRules = _ANYTHING) -> tuple[Placed, ...]:
     """Who takes over if this stage's node goes: one holder or several. Spares are for that, and count like others here."""
-    ready = [msgspec.structs.replace(each, is_spare=False) if each.is_spare else each for each in candidates]
+    stage = placed.stage
+    ready = [
+        msgspec.structs.replace(each, is_spare=False) if each.is_spare else each
+        for each in candidates
+        if each.stage.start <= stage.stop and each.stage.stop >= stage.start
+    ]
     limits = msgspec.structs.replace(rules, excluded=rules.excluded | {placed.node})
-    return tuple(quickest_cover(ready, placed.stage, limits) or ())
+    return tuple(quickest_cover(ready, stage, limits) or ())
 
 
 def route_seconds(candidates: Sequence[Candidate], stages: Sequence[Placed], rules: RouteRules = _ANYTHING) -> float:

@@ -140,11 +140,13 @@ def _field(
     usable.sort(key=lambda each: (not each.is_local, each.node, each.stage.start, each.stage.stop))
     if rules.links is not None and len(usable) > _MOST_WITH_LINKS:
         usable = _nearest(usable, wanted)
-    spans = [_span(each.stage, wanted, places) for each in usable]
-    bounds = np.array(spans, np.int64).reshape(-1, 2)
+    bounds = np.array([_span(each.stage, wanted, places) for each in usable], np.int64).reshape(-1, 2)
     spare = np.array([_SPARE_S if each.is_spare else 0.0 for each in usable])
     is_barred = np.array([_may_not_begin(each, wanted, rules, before) for each in usable], np.bool_)
-    start = np.array([entry_s(each, before, rules) for each in usable], np.float64)
+    hop = np.array([_hop_s(each) for each in usable])
+    entry = hop + np.array([_queue_s(each) for each in usable])
+    has_links = rules.links is not None
+    start = np.array([entry_s(each, before, rules) for each in usable]) if has_links else entry
     return _Field(
         usable,
         bounds[:, 0],
@@ -152,9 +154,9 @@ def _field(
         spare,
         np.array([_layer_s(each) for each in usable]) + spare,
         np.array([each.output_s for each in usable]) + spare,
-        np.array([_hop_s(each) + _queue_s(each) for each in usable]),
+        entry,
         np.where(is_barred, np.inf, start),
-        np.array([leave_s(each, after, rules) for each in usable]),
+        np.array([leave_s(each, after, rules) for each in usable]) if has_links else hop,
         _between_shards(usable, rules),
         is_barred,
     )
