@@ -124,7 +124,7 @@ class Swarm:
             return None
         problem = self._problem(pool, windows, kind, costs, slowest_hop)
         seeds = [] if len(pool) <= EXACT_NODES else self._orders(pool, windows, known)
-        found = best_chain(problem, seeds)
+        found = best_chain(problem, seeds, is_brief=known is not None)
         if found is None:
             return None
         return Chain(found.cost, tuple(Part(pool[part.index], part.start, part.stop) for part in found.parts))

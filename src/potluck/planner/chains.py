@@ -14,7 +14,7 @@ Costs = npt.NDArray[np.float64]
 
 EXACT_NODES = 8  # that many always; a few more where the last step does not depend on the first node
 _EXACT_SETS = EXACT_NODES * EXACT_NODES << (EXACT_NODES - 1)
-_ORDERS, _MOST_ORDERS = 24, 300  # that a search tries, by what one costs
+_BRIEF_ORDERS, _LEAST_ORDERS, _MOST_ORDERS = 6, 24, 300  # that a search tries, by what one costs
 _EFFORT, _PER_NODE = 12_000_000, 8_000  # in additions; a node costs some calls besides
 _FIRST_CUT, _LATER_CUT, _LEAST_CUT = 0.5, 0.04, 0.005  # by how much a bar on the slowest stage is lowered at a time
 _SMALL_CUBE = 1 << 15  # numbers that stay in the cache
@@ -101,14 +101,15 @@ class ChainProblem:
         return self.leave if self.back is None else self.back[:, first]
 
 
-def best_chain(problem: ChainProblem, seeds: Sequence[Sequence[int]] = ()) -> Chain | None:
-    """None where no chain was found. `seeds` are orders of nodes worth trying where an exact answer would take too long."""
+def best_chain(problem: ChainProblem, seeds: Sequence[Sequence[int]] = (), is_brief: bool = False) -> Chain | None:
+    """None where no chain was found. `seeds` are orders of nodes worth trying where an exact answer would take too long; `is_brief`: they
+    hold a good one already, look round it only."""
     if problem.node_count == 0:
         return None
     firsts = 1 if problem.has_uniform_way_out else problem.node_count
     if problem.node_count * firsts << (problem.node_count - 1) <= _EXACT_SETS:
         return exact_chain(problem)
-    return search_chain(problem, seeds)
+    return search_chain(problem, seeds, is_brief)
 
 
 # ---------------------------------------------------------------- few nodes: every subset
@@ -196,23 +197,25 @@ def _read_back(problem: ChainProblem, table: Costs, mask: int, last: int) -> tup
 # ---------------------------------------------------------------- many nodes: orders, each solved exactly
 
 
-def search_chain(problem: ChainProblem, seeds: Sequence[Sequence[int]] = ()) -> Chain | None:
+def search_chain(problem: ChainProblem, seeds: Sequence[Sequence[int]] = (), is_brief: bool = False) -> Chain | None:
     """Each order is solved exactly. Of the orders drawn one third keep the best chain as a subsequence, so that other nodes find their
     place in it; one third have one of its nodes elsewhere; one third owe it nothing."""
     improve = _in_order_under if problem.is_bottleneck and problem.node_count > problem.max_stages else _in_order
     best: Chain | None = None
     for order in seeds:
         best = improve(problem, order, best)
-    per_order = problem.node_count * (problem.stages.shape[1] ** 2 + _PER_NODE)
-    for turn, shuffled in enumerate(
-        _shuffles(problem.node_count, min(_MOST_ORDERS, max(_ORDERS, _EFFORT // per_order)))
-    ):
+    for turn, shuffled in enumerate(_shuffles(problem.node_count, _BRIEF_ORDERS if is_brief else _orders(problem))):
         if best is None or turn % 3 == 2:
             best = improve(problem, shuffled, best)
         else:
             kept = [part.index for part in best.parts]
             best = improve(problem, _around(kept if turn % 3 == 0 else _moved(kept, shuffled), shuffled), best)
     return best
+
+
+def _orders(problem: ChainProblem) -> int:
+    per_order: int = problem.node_count * ((problem.layer_count + 1) ** 2 + _PER_NODE)
+    return min(_MOST_ORDERS, max(_LEAST_ORDERS, _EFFORT // per_order))
 
 
 def _better(best: Chain | None, found: Chain | None) -> Chain | None:

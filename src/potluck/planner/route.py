@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from potluck.planner.cover import Candidate, Placed
-from potluck.planner.shortest_path import RouteRules, entry_s, holds, leave_s, shortest_path, work_s
+from potluck.planner.shortest_path import Prepared, RouteRules, entry_s, holds, leave_s, shortest_path, work_s
 from potluck.wire.messages import Stage
 
 __all__ = [
@@ -46,8 +46,7 @@ def quickest_cover(
     after: bytes | None = None,
 ) -> list[Placed] | None:
     """In place of `greedy_cover`. `before` and `after` are the nodes between which it must fit (None: the head)."""
-    found = shortest_path(candidates, wanted, rules, before, after)
-    return None if found is None else found[0]
+    return shortest_path(Prepared(candidates, rules), wanted, before, after, rules.max_shards)
 
 
 def quickest_around(
@@ -103,15 +102,20 @@ def route(
         return None
     seconds = route_seconds(candidates, stages, rules)
     own_stages = {id(placed) for placed in own}
-    standbys = tuple(() if id(each) in own_stages else standby(candidates, each, rules) for each in stages)
+    prepared = Prepared(candidates, rules)
+    standbys = tuple(() if id(each) in own_stages else _standby(prepared, each) for each in stages)
     return Route(tuple(stages), standbys, seconds)
 
 
 def standby(candidates: Sequence[Candidate], placed: Placed, rules: RouteRules = _ANYTHING) -> tuple[Placed, ...]:
     """Who takes over if this stage's node goes: one holder or several. Spares are for that, and count like others here."""
-    ready = [msgspec.structs.replace(each, is_spare=False) if each.is_spare else each for each in candidates]
-    limits = msgspec.structs.replace(rules, excluded=rules.excluded | {placed.node})
-    return tuple(quickest_cover(ready, placed.stage, limits) or ())
+    return _standby(Prepared(candidates, rules), placed)
+
+
+def _standby(prepared: Prepared, placed: Placed) -> tuple[Placed, ...]:
+    others, most = prepared.without(placed.node), prepared.rules.max_shards
+    found = shortest_path(prepared, placed.stage, None, None, most, others, is_spare_equal=True)
+    return tuple(found or ())
 
 
 def route_seconds(candidates: Sequence[Candidate], stages: Sequence[Placed], rules: RouteRules = _ANYTHING) -> float:

@@ -106,55 +106,90 @@ class _Field:
     is_barred: npt.NDArray[np.bool_]  # from the first layer too, so that an embedding elsewhere is no way round it
 
 
+class Prepared:
+    """Candidates that a request may use, in the order that breaks ties, with their costs as arrays: made once, asked for several ranges."""
+
+    def __init__(self, candidates: Sequence[Candidate], rules: RouteRules) -> None:
+        usable = [each for each in candidates if not each.is_full and each.node not in rules.excluded]
+        usable.sort(key=lambda each: (not each.is_local, each.node, each.stage.start, each.stage.stop))
+        self.usable, self.rules = usable, rules
+        stages = [
+            (each.stage.start, each.stage.stop, each.stage.has_embedding, each.stage.has_output) for each in usable
+        ]
+        self.starts, self.stops, self.embeddings, self.outputs = np.array(stages, np.int64).reshape(-1, 4).T
+        self.spare = np.array([_SPARE_S if each.is_spare else 0.0 for each in usable])
+        self.layer = np.array([_layer_s(each) for each in usable])
+        self.output = np.array([each.output_s for each in usable])
+        self.hop = np.array([_hop_s(each) for each in usable])
+        self.entry = self.hop + np.array([_queue_s(each) for each in usable])
+
+    def without(self, node: bytes) -> npt.NDArray[np.bool_]:
+        return np.array([each.node != node for each in self.usable], np.bool_)
+
+    def spans(self, wanted: Stage, places: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The places that each can serve; none where first ≥ stop. Layer l is place l - wanted.start, one later after an embedding."""
+        shift = int(wanted.has_embedding) - wanted.start
+        low, high = np.maximum(self.starts, wanted.start), np.minimum(self.stops, wanted.stop)
+        first, stop = low + shift, high + shift
+        if wanted.has_embedding:
+            first = np.where((self.embeddings > 0) & (low == wanted.start), 0, first)
+        if wanted.has_output:
+            stop = np.where((self.outputs > 0) & (high == wanted.stop), places, stop)
+        return first, np.where(high < low, first, stop)
+
+
 def shortest_path(
-    candidates: Sequence[Candidate], wanted: Stage, rules: RouteRules, before: bytes | None, after: bytes | None
-) -> tuple[list[Placed], float] | None:
+    prepared: Prepared,
+    wanted: Stage,
+    before: bytes | None,
+    after: bytes | None,
+    max_shards: int,
+    among: npt.NDArray[np.bool_] | None = None,
+    is_spare_equal: bool = False,
+) -> list[Placed] | None:
+    """The quickest stages for `wanted` between the nodes `before` and `after` (None: the head); only candidates `among` those marked."""
     places = wanted.stop - wanted.start + wanted.has_embedding + wanted.has_output
     if places == 0:
-        return [], 0.0
-    if rules.max_shards < 1:
-        return None
-    field = _field(candidates, wanted, rules, before, after, places)
-    if not field.usable:
+        return []
+    field = _field(prepared, wanted, before, after, places, among, is_spare_equal) if max_shards >= 1 else None
+    if field is None or not field.usable:
         return None
     path = _path(field, wanted, places, None)
-    if path is not None and _shards(path[0]) > rules.max_shards:
-        path = _path(field, wanted, places, rules.max_shards)
-    return None if path is None else (_placed(field, wanted, path[0]), path[1])
+    if path is not None and _shards(path) > max_shards:
+        path = _path(field, wanted, places, max_shards)
+    return None if path is None else _placed(field, wanted, path)
 
 
 def _field(
-    candidates: Sequence[Candidate],
+    prepared: Prepared,
     wanted: Stage,
-    rules: RouteRules,
     before: bytes | None,
     after: bytes | None,
     places: int,
+    among: npt.NDArray[np.bool_] | None,
+    is_spare_equal: bool,
 ) -> _Field:
-    usable = [
-        each
-        for each in candidates
-        if each.stage.start <= wanted.stop and each.stage.stop >= wanted.start
-        if not each.is_full and each.node not in rules.excluded and _is_used(_span(each.stage, wanted, places))
-    ]
-    usable.sort(key=lambda each: (not each.is_local, each.node, each.stage.start, each.stage.stop))
-    if rules.links is not None and len(usable) > _MOST_WITH_LINKS:
-        usable = _nearest(usable, wanted)
-    spans = [_span(each.stage, wanted, places) for each in usable]
-    bounds = np.array(spans, np.int64).reshape(-1, 2)
-    spare = np.array([_SPARE_S if each.is_spare else 0.0 for each in usable])
+    rules = prepared.rules
+    first, stop = prepared.spans(wanted, places)
+    is_used = first < stop if among is None else (first < stop) & among
+    kept = np.flatnonzero(is_used)
+    if rules.links is not None and len(kept) > _MOST_WITH_LINKS:
+        kept = _nearest(prepared, kept, wanted)
+    usable = [prepared.usable[index] for index in kept]
+    spare = np.zeros(len(kept)) if is_spare_equal else prepared.spare[kept]
     is_barred = np.array([_may_not_begin(each, wanted, rules, before) for each in usable], np.bool_)
-    start = np.array([entry_s(each, before, rules) for each in usable], np.float64)
+    entry, hop, has_links = prepared.entry[kept], prepared.hop[kept], rules.links is not None
+    start = np.array([entry_s(each, before, rules) for each in usable]) if has_links else entry
     return _Field(
         usable,
-        bounds[:, 0],
-        bounds[:, 1],
+        first[kept],
+        stop[kept],
         spare,
-        np.array([_layer_s(each) for each in usable]) + spare,
-        np.array([each.output_s for each in usable]) + spare,
-        np.array([_hop_s(each) + _queue_s(each) for each in usable]),
+        prepared.layer[kept] + spare,
+        prepared.output[kept] + spare,
+        entry,
         np.where(is_barred, np.inf, start),
-        np.array([leave_s(each, after, rules) for each in usable]),
+        np.array([leave_s(each, after, rules) for each in usable]) if has_links else hop,
         _between_shards(usable, rules),
         is_barred,
     )
@@ -164,38 +199,20 @@ def _may_not_begin(candidate: Candidate, wanted: Stage, rules: RouteRules, befor
     return before is None and wanted.has_embedding and candidate.node == rules.own and not rules.allows_own_first
 
 
-def _span(stage: Stage, wanted: Stage, places: int) -> tuple[int, int]:
-    """The places that a shard can serve; empty where first ≥ stop. Layer l is place l - wanted.start, one later after an embedding."""
-    shift = int(wanted.has_embedding) - wanted.start
-    lo, hi = max(stage.start, wanted.start), min(stage.stop, wanted.stop)
-    if hi < lo:
-        return 0, 0
-    first, stop = lo + shift, hi + shift
-    if wanted.has_embedding and stage.has_embedding and lo == wanted.start:
-        first = 0
-    if wanted.has_output and stage.has_output and hi == wanted.stop:
-        stop = places
-    return first, stop
-
-
-def _is_used(span: tuple[int, int]) -> bool:
-    return span[0] < span[1]
-
-
-def _nearest(usable: list[Candidate], wanted: Stage) -> list[Candidate]:
+def _nearest(prepared: Prepared, kept: npt.NDArray[np.int64], wanted: Stage) -> npt.NDArray[np.int64]:
     """With measured links every pair counts, so very many holders are thinned out: the best few of each layer stay."""
-    rank = sorted(usable, key=lambda each: (each.is_spare, _layer_s(each) + _queue_s(each), each.node))
+    usable = prepared.usable
+    cost = prepared.spare + prepared.layer + prepared.entry - prepared.hop
     share = max(2, _MOST_WITH_LINKS // max(1, wanted.stop - wanted.start))
-    taken = dict.fromkeys(range(wanted.start, wanted.stop + 1), 0)
+    taken = np.zeros(wanted.stop + 2, np.int64)
     chosen = []
-    for each in rank:
-        layers = range(max(each.stage.start, wanted.start), min(each.stage.stop, wanted.stop) + 1)
-        if any(taken[layer] < share for layer in layers):
-            chosen.append(each)
-            for layer in layers:
-                taken[layer] += 1
-    members = {id(each) for each in chosen}
-    return [each for each in usable if id(each) in members]
+    for index in kept[np.argsort(cost[kept], kind="stable")]:
+        stage = usable[index].stage
+        layers = taken[max(stage.start, wanted.start) : min(stage.stop, wanted.stop) + 1]
+        if (layers < share).any():
+            chosen.append(index)
+            layers += 1
+    return np.array(sorted(chosen), np.int64)
 
 
 def _between_shards(usable: Sequence[Candidate], rules: RouteRules) -> Seconds | None:
@@ -210,8 +227,8 @@ def _between_shards(usable: Sequence[Candidate], rules: RouteRules) -> Seconds |
     return np.array(rows).reshape(len(usable), len(usable))
 
 
-def _path(field: _Field, wanted: Stage, places: int, limit: int | None) -> tuple[list[int], float] | None:
-    """The candidate of each place, and the time; rows count shards where there is a limit."""
+def _path(field: _Field, wanted: Stage, places: int, limit: int | None) -> list[int] | None:
+    """The candidate of each place; rows count shards where there is a limit."""
     rows, count = 1 if limit is None else limit, len(field.usable)
     best = np.full((rows, count), np.inf)
     best[0] = np.where(field.first == 0, field.start + _place_s(field, wanted, 0, places), np.inf)
@@ -229,7 +246,7 @@ def _path(field: _Field, wanted: Stage, places: int, limit: int | None) -> tuple
     row, last = (int(at) for at in np.unravel_index(int(np.argmin(ends)), ends.shape))
     if not np.isfinite(ends[row, last]):
         return None
-    return _walk_back(came_from, row, last, limit is not None), float(ends[row, last])
+    return _walk_back(came_from, row, last, limit is not None)
 
 
 def _changes(field: _Field, best: Seconds, limit: int | None) -> tuple[Seconds, npt.NDArray[np.int64]]:
