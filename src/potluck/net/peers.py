@@ -36,9 +36,9 @@ class PeerLinks:
     def is_linked(self, node: bytes) -> bool:
         return node in self._links
 
-    async def connect(self, address: str, node: bytes | None = None) -> bytes:
+    async def connect(self, address: str, node: bytes | None = None, timeout_s: float = DIAL_TIMEOUT_S) -> bytes:
         """A link to whoever answers at `address` (or to `node` only); returns its id. Raises the transport's errors."""
-        link = await self._transport.dial(address, node, self, DIAL_TIMEOUT_S)
+        link = await self._transport.dial(address, node, self, timeout_s)
         self._adopt(link)
         return link.peer
 
