@@ -48,12 +48,14 @@ class PeerLinks:
     def is_linked(self, node: bytes) -> bool:
         return node in self._links
 
-    async def connect(self, address: str, node: bytes | None = None, ticket: Ticket | None = None) -> bytes:
+    async def connect(
+        self, address: str, node: bytes | None = None, ticket: Ticket | None = None, timeout_s: float = DIAL_TIMEOUT_S
+    ) -> bytes:
         """A link to whoever answers at `address` (or to `node` only); returns its id. Raises the transport's errors.
 
         `ticket`: an invite that is redeemed there. WrongPeer also where `may_link` has something against whoever answers.
         """
-        link = await self._transport.dial(address, node, self, DIAL_TIMEOUT_S, ticket)
+        link = await self._transport.dial(address, node, self, timeout_s, ticket)
         if not self._adopt(link):
             raise WrongPeer(f"node {short_id(link.peer)} answers there, which is not one of this swarm")
         return link.peer

@@ -14,6 +14,7 @@ from potluck.swarm.events import Dial
 
 MESH_UP_TO = 32
 SPARSE_LINKS = 8
+DIAL_TIMEOUT_S = 2.0  # shorter than elsewhere: what began before a partition ended must not tell long after it
 FIRST_RETRY_S = 0.5
 LAST_RETRY_S = 60.0
 PROBE_EVERY_S = 1.0

@@ -19,6 +19,7 @@ from potluck.identity.signed import Signed
 from potluck.net.peers import PeerLinks
 from potluck.swarm.acceptance import Trust
 from potluck.swarm.adverts import MAX_LINKS, Advert, LinkFigures, sign_advert
+from potluck.swarm.dialling import DIAL_TIMEOUT_S
 from potluck.swarm.discovery import Discovery, DiscoverySettings
 from potluck.swarm.events import Dial, Drop, Event, Outcome
 from potluck.swarm.incarnation_file import next_incarnation, store_incarnation
@@ -179,7 +180,7 @@ class SwarmService:
             for address in dial.addresses:
                 try:
                     peer = dial.node if dial.node and self._links.is_linked(dial.node) else None
-                    peer = peer or await self._links.connect(address, dial.node)
+                    peer = peer or await self._links.connect(address, dial.node, DIAL_TIMEOUT_S)
                 except (PotluckError, OSError) as failure:
                     error = failure
                     continue

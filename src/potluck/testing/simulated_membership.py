@@ -17,6 +17,7 @@ from potluck.identity.keys import NodeKey
 from potluck.identity.signed import Signed, sign
 from potluck.swarm.acceptance import EXPULSION, Trust
 from potluck.swarm.adverts import ADVERT_LIFETIME_S, Advert, AdvertReader, sign_advert
+from potluck.swarm.dialling import DIAL_TIMEOUT_S
 from potluck.swarm.events import Dial, Drop, Event, Outcome
 from potluck.swarm.membership import Membership
 from potluck.wire.effects import SendTo
@@ -25,7 +26,6 @@ from potluck.wire.messages import Message, ShardInfo, Stage, SwarmMessage
 
 LATENCY_S = 0.002
 TICK_S = 0.25
-DIAL_TIMEOUT_S = 3.0
 MEMBER = "member"
 _LAYERS = 32
 _encode = msgspec.msgpack.Encoder().encode
