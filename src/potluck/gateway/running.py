@@ -13,14 +13,7 @@ from potluck.gateway.choice import ChoiceStream
 from potluck.gateway.events import Diagnostics, Event, PromptShown, TextDelta, Usage
 from potluck.gateway.pipeline_features import prompt_logprobs_of
 from potluck.gateway.preparing import Prepared, PreparedChoice
-from potluck.orchestrator.frames import (
-    Finished,
-    PipelineAborted,
-    ShardFailover,
-    ShardStatus,
-    StreamFrame,
-    TokenDelta,
-)
+from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover, ShardStatus, StreamFrame, TokenDelta
 
 _MAX_WAITING_EVENTS = 64
 MAX_PARALLEL_CHOICES = 4
@@ -122,7 +115,9 @@ class Run:
         if isinstance(frame, ShardFailover):
             self._failovers += 1
             self._pause_s += frame.pause_ms / 1000
-        return [Diagnostics(stream.choice, frame)] if isinstance(frame, ShardStatus | ShardFailover) else []
+        if isinstance(frame, ShardStatus | ShardFailover | PipelineAborted):
+            return [Diagnostics(stream.choice, frame)]
+        return []
 
     def _note_nodes(self, answer: Answer) -> None:
         self._nodes += [node for node in answer.nodes if node not in self._nodes]

@@ -180,7 +180,7 @@ class SwarmService:
             for address in dial.addresses:
                 try:
                     peer = dial.node if dial.node and self._links.is_linked(dial.node) else None
-                    peer = peer or await self._links.connect(address, dial.node, DIAL_TIMEOUT_S)
+                    peer = peer or await self._links.connect(address, dial.node, timeout_s=DIAL_TIMEOUT_S)
                 except (PotluckError, OSError) as failure:
                     error = failure
                     continue

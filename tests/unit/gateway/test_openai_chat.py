@@ -198,11 +198,11 @@ def test_diagnostics_are_in_the_stream_for_those_who_ask(mode: str) -> None:
 
 def test_silence_is_filled_with_comments() -> None:
     answering = MemoryAnswering("Hi")
-    answering.model.prefill_s = 0.08
+    answering.model.prefill_s = 0.4
     settings = ServiceSettings(keep_alive_s=0.02, status_wait_s=0.01)
     response = post(app_of(answering, settings), PATH, {"messages": MESSAGES, "stream": True})
     comments = [data for name, data in events_of(response) if name == ":"]
-    assert len(comments) >= 2
+    assert len(comments) >= 1
     assert "".join(c["choices"][0]["delta"].get("content", "") for c in deltas_of(response)) == "Hi"
 
 
