@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from potluck.identity.keys import NodeKey
     from potluck.node.administration import NodeAdministration
     from potluck.node.swarm_node import SwarmNode, SwarmNodeSettings
+    from potluck.orchestrator.orchestrator import DistributedChatParams
     from potluck.trust.invites import Invite
     from potluck.trust.keeper import SwarmKeeper
     from potluck.weights.store import ModelStore
 
 DEFAULT_MODEL = "smollm2-135m"
+_HOLDER_WAIT_S = 60.0
 DEFAULT_SWARM_LISTEN = "0.0.0.0:7475"
 
 
@@ -237,9 +239,8 @@ class _Session:
             return None
         needs_key = not is_loopback(parse_address(api.address)[0])
         administration = NodeAdministration(swarm, "", needs_key, self._options.has_chaos, self._stopped.set)
-        gateway = GatewayServer(
-            NodeAnswering(swarm.node), gateway_settings(api), lambda app: add_administration(app, administration)
-        )
+        answering = NodeAnswering(swarm.node, _chat_params())
+        gateway = GatewayServer(answering, gateway_settings(api), lambda app: add_administration(app, administration))
         return await self._serve_api(gateway, administration, api)
 
     async def _serve_api(
@@ -287,6 +288,22 @@ class _Session:
             notice(f"{text} ({elapsed_s:.1f} s after the start)")
         else:
             notice(text)
+
+
+def _chat_params() -> "DistributedChatParams":
+    """In a swarm somebody else loads what was lost, and that takes its time: the stream stays open meanwhile."""
+    from potluck.node.configuration_file import read_configuration
+    from potluck.orchestrator.orchestrator import DistributedChatParams
+    from potluck.orchestrator.request import GenerationSettings
+
+    configuration = read_configuration()
+    return DistributedChatParams(
+        settings=GenerationSettings(
+            holder_wait_s=_HOLDER_WAIT_S, stall_timeout_s=configuration.shard_health_timeout_seconds
+        ),
+        fallback_to_local=configuration.fallback_to_local,
+        max_shards_per_request=configuration.max_shards_per_request,
+    )
 
 
 def _host_name() -> str:
