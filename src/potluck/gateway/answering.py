@@ -55,8 +55,8 @@ class OpenModel(Protocol):
     def check(self, request: GenerationRequest) -> None:
         """Raises ShardUnavailable with what is missing where no pipeline can be had now."""
 
-    def start(self, request: GenerationRequest) -> Answer:
-        """Nothing is sent before the first frame is asked for."""
+    def start(self, request: GenerationRequest, label: str = "") -> Answer:
+        """Nothing is sent before the first frame is asked for. `label`: what the page calls the request."""
 
 
 class Answering(Protocol):

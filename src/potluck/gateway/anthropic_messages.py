@@ -138,7 +138,7 @@ class MessagesSurface:
 
     def __init__(self, model: str, is_streaming: bool) -> None:
         self.model, self.is_streaming = model, is_streaming
-        self._id = f"msg_{secrets.token_hex(12)}"
+        self.request_id = f"msg_{secrets.token_hex(12)}"
         self._block = -1
         self._open: str | None = None  # the kind of the block that is open
         self._reason: tuple[str, str | None] = ("end_turn", None)
@@ -208,7 +208,7 @@ class MessagesSurface:
 
     def _message(self, content: list[Json], reason: str | None, stop: str | None, usage: Json) -> Json:
         return {
-            "id": self._id, "type": "message", "role": "assistant", "model": self.model, "content": content,
+            "id": self.request_id, "type": "message", "role": "assistant", "model": self.model, "content": content,
             "stop_reason": reason, "stop_sequence": stop, "usage": usage,
         }  # fmt: skip
 

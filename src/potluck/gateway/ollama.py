@@ -1,5 +1,6 @@
 """Ollama's API: newline-delimited JSON, streaming unless told otherwise, sampling fields in `options`, durations in nanoseconds."""
 
+import secrets
 from datetime import UTC, datetime
 from typing import Any
 
@@ -142,6 +143,7 @@ class OllamaSurface:
 
     def __init__(self, model: str, created: int, is_streaming: bool, is_chat: bool) -> None:
         self.model, self.is_streaming = model, is_streaming
+        self.request_id = f"ollama-{secrets.token_hex(8)}"
         self._is_chat, self._created = is_chat, created
         self._calls: list[CollectedCall] = []
         self._reason = "stop"

@@ -108,7 +108,7 @@ class ChatSurface:
     def __init__(self, model: str, created: int, is_streaming: bool, includes_usage: bool, n: int) -> None:
         self.is_streaming = is_streaming
         self._includes_usage, self._n = includes_usage, n
-        self._id = f"chatcmpl-{secrets.token_hex(12)}"
+        self.request_id = f"chatcmpl-{secrets.token_hex(12)}"
         self.model, self._created = model, created
 
     def begin(self, prompt_tokens: int) -> bytes:
@@ -162,7 +162,7 @@ class ChatSurface:
 
     def _envelope(self, choices: list[Json]) -> Json:
         return {
-            "id": self._id, "object": "chat.completion.chunk", "created": self._created, "model": self.model, "choices": choices
+            "id": self.request_id, "object": "chat.completion.chunk", "created": self._created, "model": self.model, "choices": choices
         }  # fmt: skip
 
 

@@ -93,7 +93,7 @@ class CompletionSurface:
     def __init__(self, model: str, created: int, is_streaming: bool, includes_usage: bool) -> None:
         self.is_streaming = is_streaming
         self._includes_usage = includes_usage
-        self._id = f"cmpl-{secrets.token_hex(12)}"
+        self.request_id = f"cmpl-{secrets.token_hex(12)}"
         self.model, self._created = model, created
         self._offsets: dict[int, int] = {}
 
@@ -133,7 +133,7 @@ class CompletionSurface:
 
     def _envelope(self, choices: list[Json]) -> Json:
         return {
-            "id": self._id, "object": "text_completion", "created": self._created, "model": self.model, "choices": choices
+            "id": self.request_id, "object": "text_completion", "created": self._created, "model": self.model, "choices": choices
         }  # fmt: skip
 
 

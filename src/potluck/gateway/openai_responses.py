@@ -133,7 +133,7 @@ class ResponsesSurface:
     def __init__(self, body: ResponsesBody, created: int) -> None:
         self.model, self.is_streaming = body.model or "", body.stream
         self._body, self._created = body, created
-        self._id = f"resp_{secrets.token_hex(16)}"
+        self.request_id = f"resp_{secrets.token_hex(16)}"
         self._sequence = 0
         self._items: list[_Item] = []
         self._is_open = False
@@ -229,7 +229,7 @@ class ResponsesSurface:
         body = self._body
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
-            "id": self._id, "object": "response", "created_at": self._created, "status": status, "model": self.model,
+            "id": self.request_id, "object": "response", "created_at": self._created, "status": status, "model": self.model,
             "output": [] if status == "in_progress" else [item.shown("completed") for item in self._items],
             "error": None, "incomplete_details": cut, "instructions": body.instructions, "metadata": {},
             "parallel_tool_calls": body.parallel_tool_calls, "temperature": body.temperature, "top_p": body.top_p,

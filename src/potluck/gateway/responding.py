@@ -60,7 +60,7 @@ class Service:
 
     @asynccontextmanager
     async def run(
-        self, model: OpenModel, request: InferenceRequest, size_bytes: int, caller: Caller
+        self, model: OpenModel, request: InferenceRequest, size_bytes: int, caller: Caller, label: str
     ) -> AsyncIterator[tuple[Run, Prepared]]:
         """Waits for a turn, prepares, and starts; the turn is given back when the block is left."""
         began_s = self.now_s()
@@ -68,7 +68,7 @@ class Service:
         async with self.gate.turn(caller.client, caller.tier, cost):
             prepared = await self._prepared(model, request, size_bytes)
             model.check(prepared.choices[0].request)
-            async with Run(model, prepared, self.now_s) as run:
+            async with Run(model, prepared, self.now_s, label) as run:
                 yield run, prepared
             self.figures.note(run.usage(), self.now_s() - began_s)
 
@@ -97,7 +97,9 @@ class GenerationResponse(Response):
         try:
             model = await self._service.answering.open(self._request.model)
             self._surface.model = model.card.id
-            async with self._service.run(model, self._request, self._size_bytes, self._caller) as (run, prepared):
+            async with self._service.run(
+                model, self._request, self._size_bytes, self._caller, self._surface.request_id
+            ) as (run, prepared):
                 if self._surface.is_streaming:
                     await self._stream(run, prepared, send)
                 else:

@@ -26,8 +26,8 @@ class _Ended:
 class Run:
     """`async with Run(…) as run`, then `await run.next()` until None. The first failure ends everything and is raised."""
 
-    def __init__(self, model: OpenModel, prepared: Prepared, now_s: Callable[[], float]) -> None:
-        self._model, self._prepared, self._now_s = model, prepared, now_s
+    def __init__(self, model: OpenModel, prepared: Prepared, now_s: Callable[[], float], label: str = "") -> None:
+        self._model, self._prepared, self._now_s, self._label = model, prepared, now_s, label
         self._events: asyncio.Queue[Event | _Ended | Exception] = asyncio.Queue(_MAX_WAITING_EVENTS)
         self._turns = asyncio.Semaphore(MAX_PARALLEL_CHOICES)
         self._tasks: list[asyncio.Task[None]] = []
@@ -82,7 +82,7 @@ class Run:
         stream = ChoiceStream(choice.index, self._model.tokenizer, choice.settings)
         if choice.echoed:
             await self._events.put(TextDelta(choice.index, choice.echoed))
-        answer = self._model.start(choice.request)
+        answer = self._model.start(choice.request, self._label)
         frames = answer.frames()
         try:
             async for frame in frames:

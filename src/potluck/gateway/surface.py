@@ -28,6 +28,7 @@ class Surface(Protocol):
     is_streaming: bool
     media_type: str  # of the stream
     model: str  # as asked for; the gateway puts the real name here when it is known
+    request_id: str  # as the client and the page see it
 
     def begin(self, prompt_tokens: int) -> bytes: ...
     def event(self, event: Event) -> bytes: ...

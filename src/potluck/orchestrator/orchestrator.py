@@ -40,6 +40,7 @@ class DistributedChatParams(msgspec.Struct, frozen=True, kw_only=True):
     max_shards_per_request: int = 16
     own_layers: tuple[Stage, ...] = ()  # this node's own ends of the model, which it serves itself
     pipeline: tuple[Placed, ...] = ()  # exactly these stages, instead of a choice
+    label: str = ""  # what people see the request as
     on_timing: Callable[[StepTiming], None] | None = None  # told of every token's way round
     on_stages: Callable[[tuple[Placed, ...]], None] | None = None  # told who takes part, again after each change
 
@@ -47,8 +48,8 @@ class DistributedChatParams(msgspec.Struct, frozen=True, kw_only=True):
 class Running:
     """One generation and its reader."""
 
-    def __init__(self, generation: Generation, number: int = 0) -> None:
-        self.generation, self.number = generation, number
+    def __init__(self, generation: Generation, label: str) -> None:
+        self.generation, self.label = generation, label
         self.timings = StageTimings()
         self.frames: asyncio.Queue[StreamFrame] = asyncio.Queue()
         self.timer: asyncio.TimerHandle | None = None
@@ -78,7 +79,7 @@ class Running:
         generation, now = self.generation, asyncio.get_running_loop().time()
         elapsed_s = max(now - self._first_s, 1e-9)
         return Watched(
-            str(self.number), generation.request.model, self._phase(), self._tokens,
+            self.label, generation.request.model, self._phase(), self._tokens,
             round((self._tokens - 1) / elapsed_s, 2) if self._tokens > 1 else 0.0, generation.failovers, generation.stages,
             self.timings.shown(),
         )  # fmt: skip
@@ -220,7 +221,7 @@ class PipelineOrchestrator:
         if len(self._running) >= self.max_concurrent_pipelines:
             raise ShardUnavailable(f"all {self.max_concurrent_pipelines} pipelines are in use")
         self._started += 1
-        running = Running(self._generation(request, params), self._started)
+        running = Running(self._generation(request, params), params.label or str(self._started))
         self._watch_timings(running)
         self._running.append(running)
         loop = asyncio.get_running_loop()
