@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
+from potluck.testing.real_swarm import RealSwarm, layers_of, real_swarm
 from potluck.testing.swarm_process import SwarmProcess
 from tests.browser.page_objects import PotluckPage
-from tests.support.real_swarms import RealSwarm, layers_of, real_swarm
 
 OPTIONS = ("--listen", "127.0.0.1:0", "--chaos")
 HALF = (*OPTIONS, "--max-layers", "16")

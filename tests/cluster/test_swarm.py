@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from potluck.core.errors import PotluckError
-from tests.support.real_swarms import RealSwarm, layers_of, real_swarm
+from potluck.testing.real_swarm import RealSwarm, layers_of, real_swarm
 
 QUESTION = "Name three things that people bring to a potluck dinner."
 HERE = ("--listen", "127.0.0.1:0")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from potluck.testing.namespaces import Hosts, why_not
-from tests.support.real_swarms import RealSwarm, real_swarm
+from potluck.testing.real_swarm import RealSwarm, real_swarm
 
 REASON = why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))

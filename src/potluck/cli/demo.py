@@ -41,6 +41,25 @@ def demo(
         _print_verdict(report)
     if not report["identical"]:
         raise typer.Exit(EXIT_FAILURE)
+    if not as_json:
+        _invite_to_more(entry.id, entry.layer_count)
+
+
+def _invite_to_more(model: str, layer_count: int) -> None:
+    """On a terminal the demonstration goes on, with a page to play with; elsewhere it says how to get there."""
+    import sys
+
+    from potluck.cli.api_options import DEFAULT_API
+    from potluck.cli.local import run_local_swarm
+
+    print(
+        f"next: the page at http://{DEFAULT_API}/ shows the machines, and has a button that kills one under your own answer"
+    )
+    if not sys.stdout.isatty() or not sys.stdin.isatty():
+        print("      potluck local --swarm     three nodes on this machine, with that page")
+        print("      potluck up                this machine as the first of your own swarm; then `potluck invite`")
+        return
+    run_local_swarm(model, layer_count, 3, 1, DEFAULT_API, False)
 
 
 def _ignore(message: str) -> None:

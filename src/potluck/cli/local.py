@@ -14,6 +14,8 @@ from potluck.cli.models import open_store
 if TYPE_CHECKING:
     from potluck.wire.messages import Described
 
+_NAMES = ("kitchen", "anna", "ben", "attic", "garage", "grandma", "clara", "david")
+
 
 def local(
     nodes: Annotated[int, typer.Option("--nodes", min=1, max=16, help="How many.")] = 3,
@@ -21,29 +23,69 @@ def local(
     spare: Annotated[bool, typer.Option(help="Let the last node hold everything, in case another fails.")] = True,
     threads: Annotated[int, typer.Option("--threads", "-t", min=1, help="For each node.")] = 1,
     api: Annotated[str, typer.Option("--api", help="Address of the HTTP API; off: none.")] = DEFAULT_API,
+    swarm: Annotated[
+        bool, typer.Option("--swarm", help="As members of one swarm, with the page and its chaos button.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Start several real nodes on loopback; Ctrl-C ends them all."""
     from potluck.testing.local_swarm import LocalSwarm, split_plan
 
     entry = find_model(open_store(), model)
+    if swarm:
+        return run_local_swarm(entry.id, entry.layer_count, nodes, threads, api, as_json)
     spares = 1 if spare and nodes > 2 else 0
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
-    with LocalSwarm(entry.id, split_plan(entry.layer_count, nodes - spares, spares, threads)) as swarm:
-        announcements = [node.announcement for node in swarm.nodes]
-        url = "" if api == "off" else swarm.start_api(api).url
+    with LocalSwarm(entry.id, split_plan(entry.layer_count, nodes - spares, spares, threads)) as started:
+        announcements = [node.announcement for node in started.nodes]
+        url = "" if api == "off" else started.start_api(api).url
         if as_json:
             print_json({"nodes": announcements, "api": url})
         else:
             for shown in announcements:
                 assert shown is not None
                 print(f"{shown.shard:24} at {shown.address}  daemon {shown.daemon_pid}  worker {shown.worker_pid}")
-            notice(f'ask with: potluck ask --via {",".join(swarm.addresses)} "..."')
+            notice(f'ask with: potluck ask --via {",".join(started.addresses)} "..."')
             if url:
                 notice(f"API at {url}/v1 (OpenAI), {url} (Anthropic, Ollama)")
         stopped.wait()
+    return None
+
+
+def run_local_swarm(model: str, layer_count: int, nodes: int, threads: int, api: str, as_json: bool) -> None:
+    """One founds a swarm, the others join it and fetch their layers; none but the last may hold more than it must."""
+    import tempfile
+    from pathlib import Path
+
+    from potluck.core.paths import locate_folders
+    from potluck.testing.real_swarm import RealSwarm
+
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    folders = locate_folders()
+    share = -(-layer_count // max(1, nodes - 1)) + 1
+    common = ["--listen", "127.0.0.1:0", "--chaos", "--no-discovery", "--threads", str(threads)]
+    with tempfile.TemporaryDirectory(prefix="potluck-local-") as folder:
+        swarm = RealSwarm(Path(folder), folders.models, folders.cache, model)
+        try:
+            first = swarm.up("kitchen", *common, "--max-layers", str(share), api=api)
+            for number in range(1, nodes):
+                limit = ["--max-layers", str(share)] if number < nodes - 1 else []
+                swarm.join(_NAMES[number % len(_NAMES)], first.command("invite")["invite"], *common, *limit)
+                notice(f"{_NAMES[number % len(_NAMES)]} joined")
+            first.wait(lambda: stopped.is_set() or first.can_answer(), 180)
+            url = f"http://{first.wait_until_up()['api']}"
+            if as_json:
+                print_json({"api": url, "nodes": [node.wait_until_up() for node in swarm.nodes]})
+            else:
+                print(f"open {url}/ : ask something, then press “Kill a shard” while the answer is being written")
+                print(f"OpenAI clients: {url}/v1   Ctrl-C ends everything")
+            stopped.wait()
+        finally:
+            swarm.close()
 
 
 def status(

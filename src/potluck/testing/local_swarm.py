@@ -117,7 +117,7 @@ class LocalNode(LocalProcess):
     ) -> None:  # fmt: skip
         self.plan, self.number = plan, number
         arguments = ["--model", model, "--listen", listen, "--threads", str(plan.threads), "--api", "off"]
-        arguments += ["--layers", plan.layers] if plan.layers is not None else []
+        arguments += ["--layers", plan.layers if plan.layers is not None else "0-output"]
         arguments += ["--spare"] if plan.is_spare else []
         super().__init__(arguments, folder, f"node-{number}", home)
 

@@ -1,21 +1,24 @@
-"""Real swarms for tests: homes with and without the model, nodes that are ended whatever happens."""
+"""A swarm of real processes on this machine (or on hosts of `namespaces.py`): one founds, the others join and fetch what they need.
+
+For tests and demonstrations. Homes lie under one folder; the model is linked, not copied; nodes are ended whatever happens.
+"""
 
 import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from potluck.testing.swarm_process import SwarmProcess
 
-MODEL = "smollm2-135m"
-
 
 class RealSwarm:
-    """`up` founds, `join` joins; each node has a home of its own under one folder, and all share compiled kernels."""
+    """`up` founds, `join` joins; each node has a home of its own under `folder`, and all share compiled kernels."""
 
-    def __init__(self, folder: Path, models_home: Path) -> None:
-        self._folder, self._models_home = folder, models_home
+    def __init__(self, folder: Path, models: Path, cache: Path, model: str = "smollm2-135m") -> None:
+        """`models`: the store that has `model`."""
+        self._folder, self._models, self._cache, self._model = folder, models, cache, model
         self.nodes: list[SwarmProcess] = []
 
     def up(
@@ -24,9 +27,9 @@ class RealSwarm:
     ) -> SwarmProcess:  # fmt: skip
         home = self._folder / name
         if has_model and not (home / "models").exists():
-            shutil.copytree(self._models_home / "models" / MODEL, home / "models" / MODEL, copy_function=_link)
-        arguments = ["up", "--name", name, *(["--model", MODEL] if has_model else []), *options]
-        return self._started(SwarmProcess(home, arguments, cache=self._models_home / "cache", on_host=on_host, api=api))
+            shutil.copytree(self._models / self._model, home / "models" / self._model, copy_function=_link)
+        arguments = ["up", "--name", name, *(["--model", self._model] if has_model else []), *options]
+        return self._started(SwarmProcess(home, arguments, cache=self._cache, on_host=on_host, api=api))
 
     def join(
         self, name: str, invite: str, *options: str, on_host: Callable[[Sequence[str]], list[str]] = list,
@@ -34,7 +37,7 @@ class RealSwarm:
     ) -> SwarmProcess:  # fmt: skip
         arguments = ["join", invite, "--name", name, *options]
         home = self._folder / name
-        return self._started(SwarmProcess(home, arguments, cache=self._models_home / "cache", on_host=on_host, api=api))
+        return self._started(SwarmProcess(home, arguments, cache=self._cache, on_host=on_host, api=api))
 
     def _started(self, process: SwarmProcess) -> SwarmProcess:
         self.nodes.append(process)
@@ -47,20 +50,24 @@ class RealSwarm:
 
 
 def _link(source: str, target: str) -> str:
-    os.link(source, target)
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copy2(source, target)
     return target
 
 
 @contextlib.contextmanager
-def real_swarm(folder: Path, models_home: Path) -> Iterator[RealSwarm]:
-    swarm = RealSwarm(folder, models_home)
+def real_swarm(folder: Path, home: Path) -> Iterator[RealSwarm]:
+    """`home`: where a POTLUCK_HOME with the default model is."""
+    swarm = RealSwarm(folder, home / "models", home / "cache")
     try:
         yield swarm
     finally:
         swarm.close()
 
 
-def layers_of(state: dict, node: str) -> list[tuple[int, int]]:
+def layers_of(state: dict[str, Any], node: str) -> list[tuple[int, int]]:
     """The inclusive ranges that a node serves, as another one sees it."""
     found = next((each for each in state["nodes"] if each["id"] == node), None)
     return [] if found is None else [(shard["first"], shard["last"]) for shard in found["shards"]]
