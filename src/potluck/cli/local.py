@@ -72,10 +72,10 @@ def run_local_swarm(model: str, layer_count: int, nodes: int, threads: int, api:
         swarm = RealSwarm(Path(folder), folders.models, folders.cache, model)
         try:
             first = swarm.up("kitchen", *common, "--max-layers", str(share), api=api)
-            for number in range(1, nodes):
-                limit = ["--max-layers", str(share)] if number < nodes - 1 else []
-                swarm.join(_NAMES[number % len(_NAMES)], first.command("invite")["invite"], *common, *limit)
-                notice(f"{_NAMES[number % len(_NAMES)]} joined")
+            for place in range(1, nodes):
+                limit = ["--max-layers", str(share)] if place < nodes - 1 else []
+                swarm.join(_NAMES[place % len(_NAMES)], first.command("invite")["invite"], *common, *limit)
+                notice(f"{_NAMES[place % len(_NAMES)]} joined")
             first.wait(lambda: stopped.is_set() or first.can_answer(), 180)
             url = f"http://{first.wait_until_up()['api']}"
             if as_json:

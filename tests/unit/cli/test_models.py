@@ -147,7 +147,7 @@ def test_ctrl_c(home: Path) -> None:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
             assert server.was_asked.wait(10)
             process.send_signal(signal.SIGINT)
-            output, errors = process.communicate(timeout=10)
+            output, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert json.loads(output) == {"error": {"code": "interrupted", "message": "interrupted"}}
     assert errors == b""
