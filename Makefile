@@ -15,15 +15,24 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cpu,test]'
 	touch $@
 
+# Browser tests need Chromium, tests with several hosts need `ip`. Whoever may install them does; elsewhere those tests skip loudly.
+.venv/system.stamp: .venv/run.stamp
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! { command -v chromium && command -v ip; } >/dev/null; then \
+		echo "installing chromium and iproute2 for the browser and namespace tests"; \
+		{ apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium iproute2 >/dev/null; } \
+			|| echo "could not install them; those tests will skip"; \
+	fi
+	touch $@
+
 demo: .venv/run.stamp
 	$(BIN)/potluck pull smollm2-135m
 	$(BIN)/potluck ask "What is a potluck dinner? Answer in two sentences."
 	$(BIN)/potluck demo
 
-test: check
+test: check .venv/system.stamp
 	$(BIN)/pytest --ignore=tests/unit
 
-test-long: check
+test-long: check .venv/system.stamp
 	POTLUCK_LONG=1 $(BIN)/pytest
 
 check: .venv/test.stamp
