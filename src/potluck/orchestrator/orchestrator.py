@@ -21,6 +21,7 @@ from potluck.orchestrator.frames import (
 )
 from potluck.orchestrator.generation import Generation, GenerationRequest, GenerationSettings, Phase, StepTiming
 from potluck.orchestrator.routing import ShardStore
+from potluck.orchestrator.tracing import GenerationTrace, Traces
 from potluck.orchestrator.watching import StageTimings, Watched
 from potluck.planner.cover import Candidate, Placed, check_tiling, cover_around
 from potluck.planner.route import RouteRules, quickest_around, quickest_replacements
@@ -99,6 +100,7 @@ class PipelineOrchestrator:
         self, node: bytes, links: PeerLinks, send: Callable[[SendTo], None], metrics: Metrics, most: int = 64
     ) -> None:
         self.store = ShardStore()
+        self.traces = Traces()
         self.max_concurrent_pipelines = most
         self._node, self._links, self._send, self._metrics = node, links, send, metrics
         self._running: list[Running] = []
@@ -121,11 +123,12 @@ class PipelineOrchestrator:
         return [running.watched() for running in self._running]
 
     @staticmethod
-    def _watch_timings(running: Running) -> None:
-        tell = running.generation.on_timing
+    def _watch_timings(running: Running, trace: GenerationTrace) -> None:
+        generation, tell = running.generation, running.generation.on_timing
 
         def note(timing: StepTiming) -> None:
             running.timings.note(timing)
+            trace.step(timing, generation.stages, asyncio.get_running_loop().time())
             tell(timing)
 
         running.generation.on_timing = note
@@ -221,9 +224,10 @@ class PipelineOrchestrator:
             raise ShardUnavailable(f"all {self.max_concurrent_pipelines} pipelines are in use")
         self._started += 1
         running = Running(self._generation(request, params), self._started)
-        self._watch_timings(running)
-        self._running.append(running)
         loop = asyncio.get_running_loop()
+        trace = self.traces.begin(str(running.number), request.model, loop.time())
+        self._watch_timings(running, trace)
+        self._running.append(running)
         try:
             running.generation.start(loop.time())
             self._carry_out(running)
@@ -232,6 +236,7 @@ class PipelineOrchestrator:
             while True:
                 frame = await running.frames.get()
                 running.note(frame, self._metrics)
+                trace.frame(frame)
                 if isinstance(frame, TokenDelta):
                     running.generation.consumed(1, loop.time())
                     self._carry_out(running)
@@ -241,6 +246,7 @@ class PipelineOrchestrator:
                 if isinstance(frame, Finished | PipelineAborted):
                     return
         finally:
+            trace.end()
             running.generation.cancel()
             self._carry_out(running)
             self._running.remove(running)
