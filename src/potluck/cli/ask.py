@@ -39,9 +39,10 @@ def ask(
             "--own-layers", help="With --via, what this machine computes itself: 0-4, 25-output, 0-4,25-output."
         ),
     ] = None,
+    here: Annotated[bool, typer.Option("--here", help="On this machine alone, even where its node runs.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask a model one question, on this machine or over shards on others, and stream the answer."""
+    """Ask one question and stream the answer: of this machine's swarm where its node runs, else on this machine alone."""
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed).check()
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": _question(question)})
@@ -55,6 +56,10 @@ def ask(
         )
     if own_layers is not None:
         raise BadRequest("--own-layers says what this machine does beside others; name them with --via")
+    if not here and _runs_a_node():
+        from potluck.cli.ask_swarm import ask_swarm
+
+        return ask_swarm(messages, model, params, max_tokens, as_json)
     store = open_store()
     entry = find_model(store, model)
     loaded = _load(store, entry, threads)
@@ -62,6 +67,14 @@ def ask(
         _answer(loaded, entry.id, loaded.encode_chat(messages), params, max_tokens, as_json)
     finally:
         loaded.close()
+    return None
+
+
+def _runs_a_node() -> bool:
+    from potluck.node.identity_file import own_run_file
+
+    running = own_run_file().read()
+    return running is not None and bool(running.api)
 
 
 def _question(text: str) -> str:

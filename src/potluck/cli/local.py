@@ -1,4 +1,4 @@
-"""`potluck local`: several real nodes on this machine, for trying things out; `potluck status`: what nodes serve."""
+"""`potluck local`: several real nodes on this machine, for trying things out; and what nodes say of themselves (`status --via`)."""
 
 import signal
 import threading
@@ -88,11 +88,8 @@ def run_local_swarm(model: str, layer_count: int, nodes: int, threads: int, api:
             swarm.close()
 
 
-def status(
-    via: Annotated[str, typer.Option("--via", help="ADDR,ADDR,…: the nodes to ask.")],
-    as_json: JsonOption = False,
-) -> None:
-    """Show what nodes serve: layers, processes, sessions, load."""
+def status_via(via: str, as_json: bool) -> None:
+    """What these nodes serve: layers, processes, sessions, load."""
     from potluck.net.loop import run
 
     answers = run(_describe([address.strip() for address in via.split(",")]))

@@ -13,31 +13,54 @@ from typing import Annotated, cast
 import typer
 
 from potluck import __version__
-from potluck.cli import ask, bench, demo, local, models, swarm, up
+from potluck.cli import (
+    ask,
+    bench,
+    chat,
+    completion,
+    config,
+    demo,
+    doctor,
+    local,
+    models,
+    service,
+    status,
+    swarm,
+    top,
+    trace,
+    up,
+)
 from potluck.cli.console import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, exit_code_of, report_error
 from potluck.core.errors import BadRequest, PotluckError
 
 app = typer.Typer(
     name="potluck",
     help="One language model across several people's computers.",
-    add_completion=False,
+    add_completion=completion.is_asked_for(),
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("ask")(ask.ask)
 app.command("up")(up.up)
 app.command("join")(swarm.join)
 app.command("invite")(swarm.invite)
+app.command("chat")(chat.chat)
+app.command("ask")(ask.ask)
+app.command("status")(status.status)
+app.command("top")(top.top)
+app.command("trace")(trace.trace)
+app.command("doctor")(doctor.doctor)
+app.command("plan")(swarm.plan)
 app.command("members")(swarm.members)
 app.command("expel")(swarm.expel)
-app.command("plan")(swarm.plan)
 app.command("leave")(swarm.leave)
-app.command("local")(local.local)
-app.command("demo")(demo.demo)
-app.command("status")(local.status)
 app.command("pull")(models.pull)
 app.command("models")(models.models)
 app.command("remove")(models.remove)
+app.command("config")(config.config)
+app.add_typer(service.app, name="service")
+app.command("completion")(completion.completion)
+app.command("local")(local.local)
+app.command("demo")(demo.demo)
 app.add_typer(bench.app, name="bench")
 
 
@@ -56,20 +79,38 @@ def potluck(
     if as_json:
         return models.models(as_json=True)
     print(_MENU)
+    print(_node_line())
     models.models()
 
 
+def _node_line() -> str:
+    from potluck.node.identity_file import own_run_file
+
+    running = own_run_file().read()
+    if running is None:
+        return "No node is running from this home."
+    page = f"; page http://{running.api}/" if running.api else ""
+    return f"A node is running (process {running.pid}, swarm {running.swarm[:8]}){page}"
+
+
 _MENU = """\
-potluck pull NAME|PATH|hf:REPO   bring a model into the store
-potluck models                   list the models in the store
-potluck remove ID                delete one
-potluck bench engine             measure this machine
-potluck bench api                measure the API under load
-potluck ask "..."                ask one a question
-potluck up --layers 0-14         serve some layers to other machines
-potluck local --nodes 3          try it out: several nodes on this machine
-potluck demo                     watch a node die in the middle of an answer
-potluck status --via ADDR,ADDR   what nodes serve, and how they are
+potluck up                       bring this machine into its swarm; the first time: found one
+potluck invite                   print the line that brings another machine in
+potluck join INVITE              … and type it there
+potluck chat                     talk to the swarm
+potluck ask "..."                ask one question, on this machine alone or --via others
+potluck status                   who holds which layers, and what is missing
+potluck top                      the same, live
+potluck trace                    why was an answer slow, hop by hop
+potluck doctor                   find out what is wrong
+potluck plan                     who should hold what, and how fast that would be
+potluck members, expel, leave    who belongs; put one out; end this machine's node in good order
+potluck pull, models, remove     the models on this machine
+potluck config                   every setting, and where it came from
+potluck service install          run in the background from login on
+potluck completion bash          complete commands in the shell
+potluck local, demo              try it out on one machine; watch a node die
+potluck bench engine, api, …     measure
 potluck COMMAND --help           all about a command
 """
 

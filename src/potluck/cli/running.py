@@ -1,19 +1,28 @@
 """How commands talk to the node that runs from this home: over its own API on loopback."""
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from potluck.core.errors import BadRequest, PotluckError
 
+if TYPE_CHECKING:
+    import http.client
+
+    from potluck.gateway.page_state import PageState
+    from potluck.node.run_file import RunningNode
+
+T = TypeVar("T")
 _TIMEOUT_S = 10.0
+_SILENCE_S = 30.0  # an open stream has a sign of life every ten seconds
 
 
 class NodeNotRunning(BadRequest):
     code = "node_not_running"
 
 
-def running_node() -> "Any":
+def running_node() -> "RunningNode":
     """What the node of this home wrote down at its start. Raises NodeNotRunning."""
     from potluck.node.identity_file import own_run_file
 
@@ -27,18 +36,12 @@ def call(method: str, path: str, body: object = None, timeout_s: float = _TIMEOU
     """One request to the running node; the decoded answer. Raises NodeNotRunning, PotluckError with what the node says."""
     import http.client
 
-    running = running_node()
-    if not running.api:
-        raise NodeNotRunning("the node runs without its API (--api off), so it cannot be asked")
-    host, _, port = running.api.rpartition(":")
-    connection = http.client.HTTPConnection(_local(host), int(port), timeout=timeout_s)
+    address, connection = _connection(timeout_s)
     try:
-        data = None if body is None else msgspec.json.encode(body)
-        connection.request(method, path, data, {"Content-Type": "application/json", **_key_header(host)})
-        response = connection.getresponse()
+        response = _request(address, connection, method, path, body)
         answer = msgspec.json.decode(response.read())
     except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
-        raise PotluckError(f"the node at {running.api} does not answer: {error}") from None
+        raise PotluckError(f"the node at {address} does not answer: {error}; see its log, or: potluck doctor") from None
     finally:
         connection.close()
     if response.status != 200:
@@ -46,18 +49,89 @@ def call(method: str, path: str, body: object = None, timeout_s: float = _TIMEOU
     return answer
 
 
-def _local(host: str) -> str:
-    return "127.0.0.1" if host in ("0.0.0.0", "[::]") else host.strip("[]")  # noqa: S104 - compared with
+def events(path: str) -> Iterator[tuple[str, Any]]:
+    """Server-sent events of the running node as (name, data). Raises PotluckError when the stream breaks."""
+    import http.client
+
+    address, connection = _connection(_SILENCE_S)
+    try:
+        response = _request(address, connection, "GET", path, None)
+        if response.status != 200:
+            raise PotluckError(f"the node at {address} refuses {path} with status {response.status}")
+        name = ""
+        while line := response.readline():
+            if line.startswith(b"event: "):
+                name = line[7:].decode().strip()
+            elif line.startswith(b"data: "):
+                yield name, msgspec.json.decode(line[6:])
+            elif line == b"\n":
+                name = ""
+    except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
+        raise PotluckError(f"the node at {address} does not answer any more: {error}; type: potluck up") from None
+    finally:
+        connection.close()
+    raise PotluckError(f"the node at {address} has ended; type: potluck up")
 
 
-def _key_header(host: str) -> dict[str, str]:
+def read_state(told: object) -> "PageState":
+    from potluck.gateway.page_state import PageState
+
+    return converted(told, PageState)
+
+
+def converted(told: object, kind: type[T]) -> T:
+    """What a node tells, typed. Raises PotluckError where a node of another version tells it otherwise."""
+    try:
+        return msgspec.convert(told, kind)
+    except msgspec.ValidationError as error:
+        raise PotluckError(f"the node runs another version of Potluck ({error}); start it again: potluck up") from None
+
+
+def api_url() -> str:
+    """Where the running node's API is, as seen from here. Raises NodeNotRunning."""
+    host, _, port = _api_address().rpartition(":")
+    local = _local(host)
+    return f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"
+
+
+def api_key() -> str | None:
     """An API that is open to the network wants its key, also from here."""
     from potluck.cli.api_options import ApiOptions, gateway_settings
     from potluck.gateway.api_keys import is_loopback, load_or_create_api_keys
 
+    host = _api_address().rpartition(":")[0]
     if is_loopback(host.strip("[]")):
-        return {}
+        return None
     key_file = gateway_settings(ApiOptions("", False)).key_file
     assert key_file is not None
     keys, _ = load_or_create_api_keys(key_file)
-    return {"Authorization": f"Bearer {next(iter(keys))}"}
+    return next(iter(keys))
+
+
+def _api_address() -> str:
+    running = running_node()
+    if not running.api:
+        raise NodeNotRunning("the node runs without its API (--api off), so it cannot be asked; type: potluck up")
+    return running.api
+
+
+def _connection(timeout_s: float) -> "tuple[str, http.client.HTTPConnection]":
+    import http.client
+
+    address = _api_address()
+    host, _, port = address.rpartition(":")
+    return address, http.client.HTTPConnection(_local(host), int(port), timeout=timeout_s)
+
+
+def _request(
+    address: str, connection: "http.client.HTTPConnection", method: str, path: str, body: object
+) -> "http.client.HTTPResponse":
+    data = None if body is None else msgspec.json.encode(body)
+    key = api_key()
+    headers = {"Content-Type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
+    connection.request(method, path, data, headers)
+    return connection.getresponse()
+
+
+def _local(host: str) -> str:
+    return "127.0.0.1" if host in ("0.0.0.0", "[::]") else host.strip("[]")  # noqa: S104 - compared with

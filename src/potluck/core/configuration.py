@@ -54,6 +54,13 @@ def parse_configuration(data: bytes, source: str) -> DistributedSettings:
     return settings
 
 
+def named_keys(data: bytes) -> frozenset[str]:
+    """The keys that a file names, of those that there are; of a file that `parse_configuration` took."""
+    table = _table(tomllib.loads(data.decode("utf-8")), [])
+    host = table.get("host", {})
+    return frozenset({key for key in table if key != "host"} | {f"host.{key}" for key in host})
+
+
 def _table(document: dict[str, Any], problems: list[str]) -> dict[str, Any]:
     table: Any = document
     for name in _SECTION:

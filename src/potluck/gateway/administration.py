@@ -16,6 +16,7 @@ from potluck.core.errors import BadRequest, ExperimentalDisabled
 from potluck.gateway.page_files import ASSET_PREFIX, PageFiles
 from potluck.gateway.page_state import ChaosReply, ChaosRequest, InviteReply, InviteRequest, NewsItem, PageState
 from potluck.gateway.surface import sse, sse_comment
+from potluck.orchestrator.tracing import TraceSummary, TraceView
 
 _STATE_GAP_S = 0.5  # between two states on one stream
 _BEAT_S = 10.0
@@ -27,6 +28,12 @@ T = TypeVar("T")
 
 class LeaveRequest(msgspec.Struct, frozen=True):
     patience_s: float = 60.0
+
+
+class MeasureRequest(msgspec.Struct, frozen=True):
+    """`node`: a peer's whole id."""
+
+    node: str
 
 
 class Administration(Protocol):
@@ -44,7 +51,12 @@ class Administration(Protocol):
     async def chaos(self, wanted: ChaosRequest) -> ChaosReply: ...
     async def leave(self, patience_s: float) -> bool: ...
     def details(self) -> dict[str, Any]:
-        """For `potluck status` and `potluck plan`: members, plans with their reasons, what is missing."""
+        """For `potluck status`, `doctor` and `plan`: members, plans with their reasons, processes, peers' versions."""
+
+    def traces(self) -> tuple[TraceSummary, ...]: ...
+    def trace(self, trace_id: str) -> TraceView: ...
+    async def measure(self, node: str) -> Any:
+        """How fast weights come from that peer; moves some megabytes."""
 
 
 def add_administration(app: FastAPI, node: Administration) -> None:
@@ -68,9 +80,19 @@ def add_administration(app: FastAPI, node: Administration) -> None:
     async def leave(request: Request) -> Response:
         return _json({"drained": await node.leave((await _body(request, LeaveRequest)).patience_s)})
 
+    async def traces(request: Request) -> Response:
+        return _json({"traces": node.traces()})
+
+    async def trace(request: Request) -> Response:
+        return _json(node.trace(request.path_params["trace_id"]))
+
+    async def measure(request: Request) -> Response:
+        return _json(await node.measure((await _body(request, MeasureRequest)).node))
+
     routes: tuple[tuple[str, str, Callable[[Request], Awaitable[Response]]], ...] = (
         ("/potluck/state", "GET", state), ("/potluck/details", "GET", details), ("/potluck/events", "GET", events),
         ("/potluck/invite", "POST", invite), ("/potluck/chaos", "POST", chaos), ("/potluck/leave", "POST", leave),
+        ("/potluck/traces", "GET", traces), ("/potluck/trace/{trace_id}", "GET", trace), ("/potluck/measure", "POST", measure),
     )  # fmt: skip
     for path, method, handler in routes:
         app.add_route(path, handler, methods=[method], include_in_schema=False)

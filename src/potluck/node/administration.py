@@ -1,13 +1,16 @@
 """A swarm's node as its page and its user's commands see it: state, news, invites, plans, leaving, and faults on demand."""
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from typing import Any
 
 import psutil
 
+from potluck import __version__
 from potluck.core.errors import BadRequest, ShardUnavailable
+from potluck.core.limits import ARITHMETIC_VERSION
 from potluck.gateway.administration import Administration
 from potluck.gateway.page_state import (
     ApiFacts,
@@ -30,8 +33,11 @@ from potluck.gateway.page_state import (
     SwarmFacts,
 )
 from potluck.identity.keys import short_id
+from potluck.node.bulk_peer import WeightSource
+from potluck.node.link_measuring import LinkMeasure, LinkMeasuring
 from potluck.node.steward import ModelDuty
 from potluck.node.swarm_node import News, SwarmNode
+from potluck.orchestrator.tracing import TraceSummary, TraceView
 from potluck.orchestrator.watching import Watched
 from potluck.swarm.upkeep import ShardPhase
 from potluck.swarm.view import Seen
@@ -59,6 +65,7 @@ class NodeAdministration(Administration):
         self._swarm, self.api_url, self._needs_key, self._on_left = swarm, api_url, needs_key, on_left
         self._allows_chaos = allows_chaos
         self._ending: asyncio.TimerHandle | None = None
+        self._measuring = LinkMeasuring(swarm.node.transport)
 
     @property
     def allows_chaos(self) -> bool:
@@ -182,7 +189,65 @@ class NodeAdministration(Administration):
             "plans": [self._plan_details(duty) for duty in self._swarm.steward.duties.values()],
             "counters": dict(self._swarm.node.counters),
             "listen": self._swarm.address,
+            "addresses": self._swarm.steward.addresses,
+            "processes": self._processes(),
+            "peers": self._peers(),
+            "duplicates": self._duplicates(),
+            "discovery": self._discovery(),
         }  # fmt: skip
+
+    def _processes(self) -> dict[str, Any]:
+        workers = [
+            {"shard": shard.shard_id, "pid": pid, "memory_bytes": _resident_bytes(pid)}
+            for shard in self._swarm.node.shards
+            if (pid := shard.supervisor.pid)
+        ]
+        return {
+            "version": __version__, "arithmetic": ARITHMETIC_VERSION, "daemon_pid": os.getpid(),
+            "memory_bytes": _resident_bytes(os.getpid()), "workers": workers,
+        }  # fmt: skip
+
+    def _peers(self) -> list[dict[str, Any]]:
+        """The other members that are in sight, as their adverts and our own pings tell of them."""
+        view = self._swarm.view
+        return [
+            {
+                "id": seen.advert.node.hex(), "name": seen.advert.name, "version": seen.advert.software,
+                "arithmetic": seen.advert.arithmetic, "addresses": seen.advert.addresses, "is_connected": seen.is_connected,
+                "rtt_ms": seen.rtt_us / 1000, "holds_weights": bool(seen.advert.held),
+            }
+            for seen in (view.nodes.values() if view is not None else ())
+            if not seen.is_own
+        ]  # fmt: skip
+
+    def _duplicates(self) -> list[dict[str, Any]]:
+        view = self._swarm.view
+        found = view.duplicates if view is not None else ()
+        return [{"id": each.node.hex(), "addresses": each.addresses} for each in found]
+
+    def _discovery(self) -> dict[str, Any]:
+        discovery = None if self._swarm.service is None else self._swarm.service.discovery
+        if discovery is None:
+            return {"is_used": False, "active": [], "broken": []}
+        return {"is_used": True, "active": discovery.active, "broken": discovery.broken}
+
+    def traces(self) -> tuple[TraceSummary, ...]:
+        return self._swarm.node.orchestrator.traces.summaries()
+
+    def trace(self, trace_id: str) -> TraceView:
+        return self._swarm.node.orchestrator.traces.view(trace_id)
+
+    async def measure(self, node: str) -> LinkMeasure:
+        view = self._swarm.view
+        found = [seen for seen in (view.usable() if view is not None else ()) if seen.advert.node.hex() == node]
+        if not found or found[0].is_own:
+            raise BadRequest("no other node of that id is in sight; `potluck status` lists them")
+        [seen] = found
+        if not seen.advert.held:
+            raise ShardUnavailable(f"{short_id(seen.advert.node)} holds no weights to measure with")
+        return await self._measuring.measure(
+            WeightSource(seen.advert.node, seen.address), seen.advert.held[0].weights_sha256
+        )
 
     def _plan_details(self, duty: ModelDuty) -> dict[str, Any]:
         plan = duty.plan
@@ -258,6 +323,13 @@ def _item(news: News) -> NewsItem:
     if news.kind == "lost" and news.text:
         text += f": {news.text}"
     return NewsItem(int(news.at_s * 1000), _KINDS.get(news.kind, "plan"), text, news.node.hex())
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:  # it has just ended
+        return 0
 
 
 def _shard(info: ShardInfo, state: str) -> ShardView:

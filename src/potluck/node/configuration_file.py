@@ -2,18 +2,29 @@
 
 import os
 
-from potluck.core.configuration import DistributedSettings, parse_configuration
+from potluck.core.configuration import MAX_FILE_BYTES, DistributedSettings, parse_configuration
 from potluck.core.errors import BadRequest
 from potluck.core.paths import locate_folders
 
+CONFIG_VARIABLE = "POTLUCK_CONFIG"
 
-def read_configuration() -> DistributedSettings:
-    named = os.environ.get("POTLUCK_CONFIG")
-    path = named or str(locate_folders().models.parent / "config.toml")
+
+def configuration_path() -> str:
+    return os.environ.get(CONFIG_VARIABLE) or str(locate_folders().models.parent / "config.toml")
+
+
+def configuration_bytes() -> bytes | None:
+    """The file as it is; None where there is none. Raises BadRequest where POTLUCK_CONFIG names one that is not there."""
+    path = configuration_path()
     try:
         with open(path, "rb") as file:
-            return parse_configuration(file.read((1 << 20) + 1), path)
+            return file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
-        if named:
-            raise BadRequest(f"POTLUCK_CONFIG names {path}, which does not exist") from None
-        return DistributedSettings()
+        if os.environ.get(CONFIG_VARIABLE):
+            raise BadRequest(f"{CONFIG_VARIABLE} names {path}, which does not exist") from None
+        return None
+
+
+def read_configuration() -> DistributedSettings:
+    data = configuration_bytes()
+    return DistributedSettings() if data is None else parse_configuration(data, configuration_path())

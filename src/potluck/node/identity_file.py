@@ -10,26 +10,26 @@ from potluck.trust.swarm_file import SwarmFile
 
 
 def own_key() -> NodeKey:
-    path = _key_path()
+    path = key_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     return load_or_create_key(path)
 
 
 def own_swarm_file() -> SwarmFile:
     """Beside the key; whether there is one says whether the node belongs to a swarm."""
-    return SwarmFile(_key_path().with_suffix(".swarm"))
+    return SwarmFile(key_path().with_suffix(".swarm"))
 
 
 def own_run_file() -> RunFile:
     """Beside the key; there while a node of this home runs."""
-    return RunFile(_key_path().with_suffix(".run"))
+    return RunFile(key_path().with_suffix(".run"))
 
 
 def own_folder() -> Path:
     """Where a node keeps what it learns of its swarm."""
-    return _key_path().parent
+    return key_path().parent
 
 
-def _key_path() -> Path:
+def key_path() -> Path:
     named = os.environ.get("POTLUCK_KEY")
     return Path(named) if named else locate_folders().models.parent / "node.key"

@@ -4,7 +4,6 @@ Every chunk goes through `PartialModel.put`, which compares it with the manifest
 """
 
 import asyncio
-import itertools
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +22,8 @@ from potluck.core.errors import (
     WeightsUnavailable,
 )
 from potluck.identity.keys import short_id
-from potluck.net.link import Link, Transport
-from potluck.net.peers import DIAL_TIMEOUT_S
+from potluck.net.link import Transport
+from potluck.node.bulk_peer import BulkPeer, WeightSource
 from potluck.weights.file_copy import file_faults, require_space
 from potluck.weights.manifest import Manifest, decode_manifest, weights_sha256
 from potluck.weights.partial_model import PartialModel, decode_tokenizer
@@ -33,10 +32,8 @@ from potluck.weights.progress import Progress, Silence
 from potluck.weights.store import ModelStore
 from potluck.weights.units import shown_units, stage_units, unit_of
 from potluck.wire.messages import (
-    BulkLink,
     ChunkData,
     Failed,
-    GetChunk,
     GetHoldings,
     GetTokenizer,
     Holdings,
@@ -45,7 +42,8 @@ from potluck.wire.messages import (
     TokenizerData,
 )
 
-ANSWER_TIMEOUT_S = 10.0
+__all__ = ["FetchReport", "Outside", "WeightFetch", "WeightSource", "check_text_side", "tensors_in"]
+
 _CHECKERS = 2  # threads that hash and write
 _ADVICE = "free some space, or mend the folder"
 
@@ -53,13 +51,6 @@ T = TypeVar("T")
 
 Outside = Callable[[str, int], bytes]
 """(tensor, chunk) → its bytes, from a file or a hub. Called in a thread, for what no peer gives; may raise PotluckError, OSError."""
-
-
-class WeightSource(msgspec.Struct, frozen=True):
-    """A peer that may have some of the weights, and where it listens."""
-
-    node: bytes
-    address: str
 
 
 class FetchReport(msgspec.Struct, frozen=True):
@@ -74,77 +65,6 @@ class FetchReport(msgspec.Struct, frozen=True):
     @property
     def megabytes_per_s(self) -> float:
         return self.size_bytes / 1e6 / self.seconds if self.seconds else 0.0
-
-
-class _Peer:
-    """A link for bulk to one source: numbered requests, and who gets the answers. The handler of that link."""
-
-    def __init__(self, source: WeightSource, on_answer: "_OnAnswer", on_gone: Callable[["_Peer"], None]) -> None:
-        self.source = source
-        self.asked: dict[int, Ask] = {}
-        self._on_answer, self._on_gone = on_answer, on_gone
-        self._link: Link | None = None
-        self._nonces = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[tuple[Message, bytes]]] = {}
-
-    async def dial(self, transport: Transport) -> None:
-        self._link = await transport.dial(self.source.address, self.source.node, self, DIAL_TIMEOUT_S)
-        self._link.send(BulkLink())
-
-    async def question(self, make: Callable[[int], Message]) -> tuple[Message, bytes]:
-        """One request and its answer. Raises ShardUnavailable where there is none."""
-        nonce = next(self._nonces)
-        future = self._waiting[nonce] = asyncio.get_running_loop().create_future()
-        try:
-            self._send(make(nonce))
-            answer, body = await asyncio.wait_for(future, ANSWER_TIMEOUT_S)
-        except TimeoutError:
-            raise ShardUnavailable(f"{short_id(self.source.node)} does not answer") from None
-        finally:
-            self._waiting.pop(nonce, None)
-        if isinstance(answer, Failed):
-            raise ShardUnavailable(f"{short_id(self.source.node)}: {answer.code}")
-        return answer, body
-
-    def ask(self, ask: Ask, weights: str) -> None:
-        """Raises LinkError."""
-        nonce = next(self._nonces)
-        self._send(GetChunk(nonce, weights, ask.tensor, ask.chunk))
-        self.asked[nonce] = ask
-
-    def _send(self, message: Message) -> None:
-        assert self._link is not None
-        self._link.send(message)
-
-    def on_message(self, link: Link, message: Message, body: bytes) -> None:
-        nonce = getattr(message, "nonce", None)
-        if not isinstance(message, ChunkData | Failed | Holdings | TokenizerData) or nonce is None:
-            self._fail()
-        elif nonce in self._waiting:
-            if not self._waiting[nonce].done():
-                self._waiting[nonce].set_result((message, body))
-        elif nonce in self.asked and isinstance(message, ChunkData | Failed):
-            self._on_answer(self, self.asked.pop(nonce), message, body)
-        else:
-            self._fail()  # nobody asked: there is no reason to listen on
-
-    def on_lost(self, link: Link, reason: str) -> None:
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(ShardUnavailable(f"{short_id(self.source.node)}: {reason}"))
-        self._on_gone(self)
-
-    def _fail(self) -> None:
-        assert self._link is not None
-        self._link.abort()
-        self.on_lost(self._link, "it answers what nobody asked")
-
-    def close(self) -> None:
-        if self._link is not None:
-            self._link.abort()  # nothing that is still under way is wanted
-
-
-_OnAnswer = Callable[[_Peer, Ask, ChunkData | Failed, bytes], None]
 
 
 class WeightFetch:
@@ -168,7 +88,7 @@ class WeightFetch:
         self._sources, self._outside = tuple(sources), outside
         self._progress = progress or Silence()
         self._settings = settings
-        self._peers: dict[bytes, _Peer] = {}
+        self._peers: dict[bytes, BulkPeer] = {}
         self._problems: list[str] = []  # sources that could not be used at all
         self._joining = 0  # sources that may still become useful
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -208,7 +128,7 @@ class WeightFetch:
         partial = self._store.partial(known.id)
         return not partial.missing_units(stage_units(partial.manifest.facts, self._stage))
 
-    async def _prepare(self, dials: Sequence["asyncio.Task[_Peer | None]"]) -> PartialModel:
+    async def _prepare(self, dials: Sequence["asyncio.Task[BulkPeer | None]"]) -> PartialModel:
         """The partial model to fetch into: the one in the store, or a new one with a manifest that some peer gave."""
         known = await asyncio.to_thread(self._store.find_weights, self._weights)
         if known is not None:
@@ -219,8 +139,8 @@ class WeightFetch:
                 self._store.create_partial, self._model_id, manifest, tokenizer, f"peers:{self._weights[:12]}"
             )
 
-    async def _dial(self, source: WeightSource) -> _Peer | None:
-        peer = _Peer(source, self._on_answer, self._on_gone)
+    async def _dial(self, source: WeightSource) -> BulkPeer | None:
+        peer = BulkPeer(source, self._on_answer, self._on_gone)
         try:
             await peer.dial(self._transport)
         except (PotluckError, OSError) as error:
@@ -230,7 +150,7 @@ class WeightFetch:
         self._peers[source.node] = peer
         return peer
 
-    async def _text_side(self, dials: Sequence["asyncio.Task[_Peer | None]"]) -> tuple[Manifest, bytes]:
+    async def _text_side(self, dials: Sequence["asyncio.Task[BulkPeer | None]"]) -> tuple[Manifest, bytes]:
         """Manifest and tokenizer from the first peer that has what the hash covers."""
         for dialled in asyncio.as_completed(dials):
             peer = await dialled
@@ -238,7 +158,7 @@ class WeightFetch:
                 continue
             try:
                 answer, body = await peer.question(lambda nonce: GetTokenizer(nonce, self._weights))
-                return await asyncio.to_thread(_check_text_side, answer, body, self._weights)
+                return await asyncio.to_thread(check_text_side, answer, body, self._weights)
             except PotluckError as error:
                 self._problems.append(f"{short_id(peer.source.node)}: {error}")
                 if isinstance(error, WeightsMismatch | BadModelFile):
@@ -247,14 +167,14 @@ class WeightFetch:
             f"nobody has the manifest of {self._model_id}: {'; '.join(self._problems) or 'no sources'}"
         )
 
-    async def _join(self, dial: "asyncio.Task[_Peer | None]", manifest: Manifest) -> None:
+    async def _join(self, dial: "asyncio.Task[BulkPeer | None]", manifest: Manifest) -> None:
         """Asks a peer what it has, and puts it to work."""
         peer = await dial
         try:
             if peer is not None and peer.source.node in self._peers:
                 answer, _ = await peer.question(lambda nonce: GetHoldings(nonce, self._weights))
                 assert self._fetch is not None
-                self._fetch.add_source(peer.source.node, _tensors_in(answer, manifest), self._now_s())
+                self._fetch.add_source(peer.source.node, tensors_in(answer, manifest), self._now_s())
         except PotluckError as error:
             assert peer is not None
             self._problems.append(f"{short_id(peer.source.node)}: {error}")
@@ -265,7 +185,9 @@ class WeightFetch:
 
     # ------------------------------------------------------------ fetching
 
-    async def _fetch_missing(self, partial: PartialModel, dials: Sequence["asyncio.Task[_Peer | None]"]) -> PeerFetch:
+    async def _fetch_missing(
+        self, partial: PartialModel, dials: Sequence["asyncio.Task[BulkPeer | None]"]
+    ) -> PeerFetch:
         wanted = stage_units(partial.manifest.facts, self._stage)
         missing = await asyncio.to_thread(partial.begin, wanted, self._progress)
         require_space(partial.folder, sum(chunk.size_bytes for chunk in missing))
@@ -331,7 +253,7 @@ class WeightFetch:
                 await self._check(fetch, ask, data)
         self._pump()
 
-    def _on_answer(self, peer: _Peer, ask: Ask, answer: ChunkData | Failed, body: bytes) -> None:
+    def _on_answer(self, peer: BulkPeer, ask: Ask, answer: ChunkData | Failed, body: bytes) -> None:
         fetch = self._fetch
         assert fetch is not None
         if isinstance(answer, Failed):
@@ -359,13 +281,13 @@ class WeightFetch:
 
     # ------------------------------------------------------------ ending
 
-    def _on_gone(self, peer: _Peer) -> None:
+    def _on_gone(self, peer: BulkPeer) -> None:
         self._peers.pop(peer.source.node, None)
         if self._fetch is not None:
             self._fetch.lose_source(peer.source.node)
             self._pump()
 
-    def _forget(self, peer: _Peer) -> None:
+    def _forget(self, peer: BulkPeer) -> None:
         self._peers.pop(peer.source.node, None)
         peer.close()
 
@@ -400,7 +322,7 @@ class WeightFetch:
         await asyncio.to_thread(self._checkers.shutdown, wait=True, cancel_futures=True)
 
 
-def _check_text_side(answer: Message, body: bytes, expected: str) -> tuple[Manifest, bytes]:
+def check_text_side(answer: Message, body: bytes, expected: str) -> tuple[Manifest, bytes]:
     if not isinstance(answer, TokenizerData) or answer.manifest_bytes + answer.tokenizer_bytes != len(body):
         raise WeightsMismatch("a peer answered with something else than a manifest and a tokenizer")
     manifest = decode_manifest(body[: answer.manifest_bytes], "a peer's manifest")
@@ -411,7 +333,7 @@ def _check_text_side(answer: Message, body: bytes, expected: str) -> tuple[Manif
     return manifest, tokenizer
 
 
-def _tensors_in(answer: Message, manifest: Manifest) -> set[str]:
+def tensors_in(answer: Message, manifest: Manifest) -> set[str]:
     if not isinstance(answer, Holdings):
         raise ShardUnavailable("a peer answered with something else than what it holds")
     names = [record.name for record in manifest.tensors]

@@ -21,6 +21,7 @@ from potluck.orchestrator.frames import (
 )
 from potluck.orchestrator.generation import Generation, GenerationRequest, GenerationSettings, Phase, StepTiming
 from potluck.orchestrator.routing import ShardStore
+from potluck.orchestrator.tracing import GenerationTrace, Traces
 from potluck.orchestrator.watching import StageTimings, Watched
 from potluck.planner.cover import Candidate, Placed, check_tiling, cover_around
 from potluck.planner.route import RouteRules, quickest_around, quickest_replacements
@@ -100,6 +101,7 @@ class PipelineOrchestrator:
         self, node: bytes, links: PeerLinks, send: Callable[[SendTo], None], metrics: Metrics, most: int = 64
     ) -> None:
         self.store = ShardStore()
+        self.traces = Traces()
         self.max_concurrent_pipelines = most
         self._node, self._links, self._send, self._metrics = node, links, send, metrics
         self._running: list[Running] = []
@@ -122,11 +124,12 @@ class PipelineOrchestrator:
         return [running.watched() for running in self._running]
 
     @staticmethod
-    def _watch_timings(running: Running) -> None:
-        tell = running.generation.on_timing
+    def _watch_timings(running: Running, trace: GenerationTrace) -> None:
+        generation, tell = running.generation, running.generation.on_timing
 
         def note(timing: StepTiming) -> None:
             running.timings.note(timing)
+            trace.step(timing, generation.stages, asyncio.get_running_loop().time())
             tell(timing)
 
         running.generation.on_timing = note
@@ -221,10 +224,17 @@ class PipelineOrchestrator:
         if len(self._running) >= self.max_concurrent_pipelines:
             raise ShardUnavailable(f"all {self.max_concurrent_pipelines} pipelines are in use")
         self._started += 1
+<<<<<<< HEAD
         running = Running(self._generation(request, params), params.label or str(self._started))
         self._watch_timings(running)
         self._running.append(running)
+=======
+        running = Running(self._generation(request, params), self._started)
+>>>>>>> wip-commands
         loop = asyncio.get_running_loop()
+        trace = self.traces.begin(str(running.number), request.model, loop.time())
+        self._watch_timings(running, trace)
+        self._running.append(running)
         try:
             running.generation.start(loop.time())
             self._carry_out(running)
@@ -233,6 +243,7 @@ class PipelineOrchestrator:
             while True:
                 frame = await running.frames.get()
                 running.note(frame, self._metrics)
+                trace.frame(frame)
                 if isinstance(frame, TokenDelta):
                     running.generation.consumed(1, loop.time())
                     self._carry_out(running)
@@ -242,6 +253,7 @@ class PipelineOrchestrator:
                 if isinstance(frame, Finished | PipelineAborted):
                     return
         finally:
+            trace.end()
             running.generation.cancel()
             self._carry_out(running)
             self._running.remove(running)

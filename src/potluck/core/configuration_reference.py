@@ -1,0 +1,103 @@
+"""What each key of the configuration file and each environment variable means. `docs/configuration.md` is made from it. No I/O."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from potluck.core.configuration import DistributedSettings, HostSettings
+
+_UNUSED = "accepted, without effect so far"
+
+
+class Key(NamedTuple):
+    """`read_by`: the commands that follow it."""
+
+    name: str
+    meaning: str
+    read_by: str
+
+
+class Variable(NamedTuple):
+    name: str
+    meaning: str
+    default: str
+
+
+KEYS = (
+    Key("enabled", "HearthNet's switch. Typing `potluck up` or `potluck join` is what switches this machine on.", _UNUSED),
+    Key("backend", "How a model is split: by layers.", _UNUSED),
+    Key("max_shards_per_request", "At most so many machines in one answer's pipeline (1 to 64).", "`ask --via`, `up`, `join`"),
+    Key(
+        "shard_health_timeout_seconds",
+        "How long a pipeline may stand still before it is looked into; adverts hold four times as long (0.1 to 3600).",
+        "`ask --via`, `up`, `join`",
+    ),
+    Key("fallback_to_local", "Whether this machine's own copy of a layer may step in.", "`ask --via`, `up`, `join`"),
+    Key("activation_dtype", "What travels between shards: `fp32`, `fp16`, `int8`; `auto` is `fp32`.", "`ask --via`"),
+    Key("allow_self_as_shard", "Whether the asking machine's own shards count as any other's.", _UNUSED),
+    Key("max_concurrent_pipelines", "Answers at once (1 to 1024); more are refused.", "`ask --via`"),
+    Key("host.serve_shards", "HearthNet's switch for serving; here `potluck up` and its `--no-serve`.", _UNUSED),
+    Key("host.shard_eviction_idle_seconds", "After how long without work a session is dropped (1 to 10,000,000).", "`up`, `join`"),
+    Key("host.shard_max_vram_mb", "Most memory of a graphics card that is used.", _UNUSED),
+)  # fmt: skip
+
+VARIABLES = (
+    Variable("POTLUCK_HOME", "One folder for everything: models, key, swarm, configuration.", "the platform's data folder"),
+    Variable("POTLUCK_CACHE", "Compiled kernels; several homes may share it.", "the platform's cache folder, or `cache` in the home"),
+    Variable("POTLUCK_CONFIG", "The configuration file.", "`config.toml` in the home"),
+    Variable("POTLUCK_KEY", "The node's key; its swarm and what it learns lie beside it.", "`node.key` in the home"),
+    Variable("POTLUCK_API_KEY", "The key that `Client` and `potluck chat --url` show.", "none"),
+    Variable("HF_ENDPOINT", "Where `potluck pull hf:…` asks.", "Hugging Face"),
+    Variable("HF_TOKEN", "What it shows there.", "none"),
+)  # fmt: skip
+
+
+def values_of(settings: DistributedSettings) -> dict[str, object]:
+    """Every key with its value, in the order of the reference."""
+    flat = {name: getattr(settings, name) for name in _names(DistributedSettings) if name != "host"}
+    flat |= {f"host.{name}": getattr(settings.host, name) for name in _names(HostSettings)}
+    return {key.name: flat.pop(key.name) for key in KEYS} | flat
+
+
+def _names(kind: type[msgspec.Struct]) -> list[str]:
+    return [field.name for field in msgspec.structs.fields(kind)]
+
+
+def as_toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def rendered_reference() -> str:
+    """`docs/configuration.md`."""
+    defaults = values_of(DistributedSettings())
+    lines = [
+        "# Configuration",
+        "",
+        "<!-- made by potluck.core.configuration_reference.rendered_reference; a test compares -->",
+        "",
+        "Nothing needs to be configured. The file is `config.toml` in Potluck's folder; `potluck config` prints its path and every value",
+        "with where it came from. It is read once, when a command starts, and everything that is wrong with it is said at once. What a",
+        "command line says wins over the file, and the file over the defaults. Keys are HearthNet's.",
+        "",
+        "```toml",
+        "[research.distributed_inference]",
+        "max_shards_per_request = 8",
+        "",
+        "[research.distributed_inference.host]",
+        "shard_eviction_idle_seconds = 300.0",
+        "```",
+        "",
+        "| key | default | followed by | meaning |",
+        "| --- | --- | --- | --- |",
+        *(f"| `{key.name}` | `{as_toml(defaults[key.name])}` | {key.read_by} | {key.meaning} |" for key in KEYS),
+        "",
+        "## Environment variables",
+        "",
+        "| variable | without it | meaning |",
+        "| --- | --- | --- |",
+        *(f"| `{each.name}` | {each.default} | {each.meaning} |" for each in VARIABLES),
+        "",
+    ]
+    return "\n".join(lines)
