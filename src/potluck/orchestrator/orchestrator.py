@@ -224,15 +224,9 @@ class PipelineOrchestrator:
         if len(self._running) >= self.max_concurrent_pipelines:
             raise ShardUnavailable(f"all {self.max_concurrent_pipelines} pipelines are in use")
         self._started += 1
-<<<<<<< HEAD
         running = Running(self._generation(request, params), params.label or str(self._started))
-        self._watch_timings(running)
-        self._running.append(running)
-=======
-        running = Running(self._generation(request, params), self._started)
->>>>>>> wip-commands
         loop = asyncio.get_running_loop()
-        trace = self.traces.begin(str(running.number), request.model, loop.time())
+        trace = self.traces.begin(running.label, request.model, loop.time())
         self._watch_timings(running, trace)
         self._running.append(running)
         try:
