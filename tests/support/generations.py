@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from potluck.core.sampling_params import SamplingParams
 from potluck.orchestrator.frames import StreamFrame
 from potluck.orchestrator.generation import Generation, GenerationRequest, GenerationSettings
-from potluck.orchestrator.routing import replace_gaps
 from potluck.planner.cover import Candidate, Placed, greedy_cover
+from potluck.planner.route import quickest_replacements
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
     Close,
@@ -70,7 +70,7 @@ class HeadBench:
         self, kept: Sequence[Placed | None], excluded: frozenset[bytes], allows_local: bool
     ) -> list[list[Placed]] | None:
         offered = [*self.candidates, *(self.local if allows_local else [])]
-        return replace_gaps(kept, [c for c in offered if c.node not in self.unreachable], excluded, LAYERS)
+        return quickest_replacements(kept, [c for c in offered if c.node not in self.unreachable], excluded, LAYERS)
 
     def _take(self) -> list[SendTo]:
         self.sent = self.generation.take_effects()

@@ -7,6 +7,18 @@ import typer
 
 from potluck.cli.api_options import AllowHostOption, AllowOriginOption, ApiOption, api_options
 from potluck.cli.console import JsonOption, format_table, notice, print_json, shown_bytes
+from potluck.cli.node_options import (
+    ChaosOption,
+    DiscoveryOption,
+    InterfaceOption,
+    ListenOption,
+    MaxLayersOption,
+    MemoryOption,
+    NameOption,
+    ServeOption,
+    StreamsOption,
+    ThreadsOption,
+)
 from potluck.cli.running import call, running_node
 from potluck.cli.swarm_up import SwarmOptions, run_swarm_node
 from potluck.core.errors import BadRequest
@@ -17,18 +29,16 @@ if TYPE_CHECKING:
 
 def join(
     invite: Annotated[str, typer.Argument(metavar="INVITE", help="What `potluck invite` printed.")],
-    max_layers: Annotated[int, typer.Option("--max-layers", min=0, help="At most so many layers; 0: any.")] = 0,
-    memory: Annotated[str | None, typer.Option("--memory", help="For weights and KV, e.g. 4GB.")] = None,
-    listen: Annotated[str | None, typer.Option("--listen", help="Address for other nodes; port 0: any.")] = None,
-    threads: Annotated[int, typer.Option("--threads", "-t", min=1, help="Threads that compute.")] = 1,
-    streams: Annotated[int, typer.Option("--streams", min=1, help="Sessions at once; more are refused.")] = 16,
-    name: Annotated[str, typer.Option("--name", help="What others see; by default the machine's.")] = "",
-    interface: Annotated[list[str] | None, typer.Option("--interface", help="Only these network interfaces.")] = None,
-    discovery: Annotated[bool, typer.Option(help="Find neighbours by mDNS.")] = True,
-    serve: Annotated[bool, typer.Option(help="Hold layers; without, only ask and serve the API.")] = True,
-    chaos: Annotated[
-        bool, typer.Option("--chaos", help="Let the page's chaos button kill this node's worker.")
-    ] = False,
+    max_layers: MaxLayersOption = 0,
+    memory: MemoryOption = None,
+    listen: ListenOption = None,
+    threads: ThreadsOption = 1,
+    streams: StreamsOption = 16,
+    name: NameOption = "",
+    interface: InterfaceOption = None,
+    discovery: DiscoveryOption = True,
+    serve: ServeOption = True,
+    chaos: ChaosOption = False,
     api: ApiOption = None,
     allow_host: AllowHostOption = None,
     allow_origin: AllowOriginOption = None,

@@ -19,6 +19,18 @@ from potluck.cli.api_options import (
 from potluck.cli.ask import find_model
 from potluck.cli.console import JsonOption, notice, print_json
 from potluck.cli.models import open_store
+from potluck.cli.node_options import (
+    ChaosOption,
+    DiscoveryOption,
+    InterfaceOption,
+    ListenOption,
+    MaxLayersOption,
+    MemoryOption,
+    NameOption,
+    ServeOption,
+    StreamsOption,
+    ThreadsOption,
+)
 from potluck.cli.swarm_up import SwarmOptions, run_swarm_node
 from potluck.core.errors import BadRequest
 
@@ -51,18 +63,16 @@ def up(
         str | None,
         typer.Option("--layers", "-l", help="Exactly these (0-14, 15-output, …); without a swarm: for `ask --via`."),
     ] = None,
-    max_layers: Annotated[int, typer.Option("--max-layers", min=0, help="At most so many layers; 0: any.")] = 0,
-    memory: Annotated[str | None, typer.Option("--memory", help="For weights and KV, e.g. 4GB.")] = None,
-    listen: Annotated[str | None, typer.Option("--listen", help="Address for other nodes; port 0: any.")] = None,
-    threads: Annotated[int, typer.Option("--threads", "-t", min=1, help="Threads that compute.")] = 1,
-    streams: Annotated[int, typer.Option("--streams", min=1, help="Sessions at once; more are refused.")] = 16,
-    name: Annotated[str, typer.Option("--name", help="What others see; by default the machine's.")] = "",
-    interface: Annotated[list[str] | None, typer.Option("--interface", help="Only these network interfaces.")] = None,
-    discovery: Annotated[bool, typer.Option(help="Find neighbours by mDNS.")] = True,
-    serve: Annotated[bool, typer.Option(help="Hold layers; without, only ask and serve the API.")] = True,
-    chaos: Annotated[
-        bool, typer.Option("--chaos", help="Let the page's chaos button kill this node's worker.")
-    ] = False,
+    max_layers: MaxLayersOption = 0,
+    memory: MemoryOption = None,
+    listen: ListenOption = None,
+    threads: ThreadsOption = 1,
+    streams: StreamsOption = 16,
+    name: NameOption = "",
+    interface: InterfaceOption = None,
+    discovery: DiscoveryOption = True,
+    serve: ServeOption = True,
+    chaos: ChaosOption = False,
     spare: Annotated[bool, typer.Option("--spare", help="With --layers: be used only where others fail.")] = False,
     metrics: Annotated[str | None, typer.Option("--metrics", help="With --layers: a Prometheus page.")] = None,
     via: Annotated[str | None, typer.Option("--via", help="ADDR,ADDR,…: use these nodes, without a swarm.")] = None,

@@ -1,45 +1,7 @@
-"""Choosing shards for a request from those that are on offer: the store of offers, and picks and repicks over it."""
+"""The shards that are on offer, and what speaks for and against each of them. Who is chosen is the planner's business."""
 
-from collections.abc import Sequence
-
-from potluck.planner.cover import Candidate, Placed, greedy_cover
-from potluck.wire.messages import Described, ShardInfo, Stage
-
-
-def replace_gaps(
-    kept: Sequence[Placed | None], candidates: Sequence[Candidate], excluded: frozenset[bytes], layer_count: int
-) -> list[list[Placed]] | None:
-    """For each place of a pipeline what stands there now: itself where it is kept, a cover of its range where it is lost.
-
-    Neighbouring losses are covered together, under the first of them. None where some layer has no holder.
-    """
-    usable = [candidate for candidate in candidates if candidate.node not in excluded]
-    groups: list[list[Placed]] = []
-    index = 0
-    while index < len(kept):
-        placed = kept[index]
-        if placed is not None:
-            groups.append([placed])
-            index += 1
-            continue
-        first = index
-        while index < len(kept) and kept[index] is None:
-            index += 1
-        before = kept[first - 1] if first > 0 else None
-        after = kept[index] if index < len(kept) else None
-        wanted = Stage(
-            before.stage.stop if before is not None else 0,
-            after.stage.start if after is not None else layer_count,
-            before is None,
-            after is None,
-        )
-        cover = greedy_cover(usable, wanted)
-        if cover is None:
-            return None
-        groups.append(cover)
-        groups += [[] for _ in range(index - first - 1)]
-    return groups
-
+from potluck.planner.cover import Candidate
+from potluck.wire.messages import Described, ShardInfo
 
 # Added to a queue's depth: spares are used where nobody else is left, suspects after them, one's own copy of a model last.
 _SPARES_LATER, _SUSPECTS_LATER, _OWN_LAST = 1_000, 100_000, 1_000_000

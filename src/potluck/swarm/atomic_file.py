@@ -1,8 +1,8 @@
 """Small files that are read whole and replaced whole: after a crash either the old content is there or the new."""
 
-import os
-import tempfile
 from pathlib import Path
+
+from potluck.identity.private_file import replace_private
 
 
 def read_bounded(path: Path, max_bytes: int) -> bytes | None:
@@ -17,13 +17,4 @@ def read_bounded(path: Path, max_bytes: int) -> bytes | None:
 
 def replace_file(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    replace_private(path, data)

@@ -5,8 +5,9 @@ import random
 
 import pytest
 
-from potluck.orchestrator.routing import SUSPICION_S, ShardStore, replace_gaps
+from potluck.orchestrator.routing import SUSPICION_S, ShardStore
 from potluck.planner.cover import Candidate, Placed, check_tiling, cover_around
+from potluck.planner.route import quickest_replacements
 from potluck.wire.messages import Described, ShardInfo, Stage
 
 LAYERS = 16
@@ -53,12 +54,12 @@ def test_gaps_are_covered_and_the_rest_stays(
     gaps: tuple[int, ...], offers: list[Candidate], expected: list[list[tuple[int, int, int]]] | None
 ) -> None:
     kept = [None if index in gaps else p for index, p in enumerate(KEPT)]
-    assert shape(replace_gaps(kept, offers, frozenset(), LAYERS)) == expected
+    assert shape(quickest_replacements(kept, offers, frozenset(), LAYERS)) == expected
 
 
 def test_the_excluded_are_not_chosen() -> None:
     offers = [candidate(8, 5, 9), candidate(9, 5, 9, depth=50)]
-    groups = replace_gaps([KEPT[0], None, KEPT[2]], offers, frozenset({node(8)}), LAYERS)
+    groups = quickest_replacements([KEPT[0], None, KEPT[2]], offers, frozenset({node(8)}), LAYERS)
     assert shape(groups) == [[(1, 0, 4)], [(9, 5, 9)], [(3, 10, 15)]]
 
 
@@ -71,7 +72,7 @@ def test_what_comes_out_is_always_a_pipeline(seed: int) -> None:
     offers = [
         candidate(50 + n, lo, draw.randint(lo, LAYERS - 1)) for n, lo in enumerate(draw.choices(range(LAYERS), k=8))
     ]
-    groups = replace_gaps(kept, [*offers, candidate(99, 0, 15, 9)], frozenset(), LAYERS)
+    groups = quickest_replacements(kept, [*offers, candidate(99, 0, 15, 9)], frozenset(), LAYERS)
     assert groups is not None
     assert len(groups) == len(kept)
     assert check_tiling([p.stage for group in groups for p in group], LAYERS) is None

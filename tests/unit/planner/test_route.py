@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from potluck.orchestrator.routing import replace_gaps
 from potluck.planner.costs import Link, Links
 from potluck.planner.cover import Candidate, Placed, check_tiling, cover_around, greedy_cover
 from potluck.planner.route import (
