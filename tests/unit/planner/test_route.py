@@ -21,6 +21,7 @@ from potluck.planner.route import (
     standby,
 )
 from potluck.wire.messages import Stage
+from tests.support.greedy_gaps import replace_gaps
 
 SCALE = 10 if os.environ.get("POTLUCK_LONG") else 1
 BATCH = 50
