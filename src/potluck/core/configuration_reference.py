@@ -48,6 +48,7 @@ VARIABLES = (
     Variable("POTLUCK_KEY", "The node's key; its swarm and what it learns lie beside it.", "`node.key` in the home"),
     Variable("POTLUCK_API_KEY", "The key that `Client` and `potluck chat --url` show.", "none"),
     Variable("HF_ENDPOINT", "Where `potluck pull hf:…` asks.", "Hugging Face"),
+    Variable("POTLUCK_CA", "A file of further certificates that downloads may trust; SSL_CERT_FILE likewise.", "the system's only"),
     Variable("HF_TOKEN", "What it shows there.", "none"),
 )  # fmt: skip
 
