@@ -33,9 +33,8 @@ def top(
         return print_json(call("GET", "/potluck/state"))
     from rich.console import Console
 
-    is_live = sys.stdout.isatty() and not once
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _PAPER_WIDTH)
-    if not is_live:
+    if once or not console.is_terminal or console.is_dumb_terminal:
         return console.print(frame(read_state(call("GET", "/potluck/state")), (), console.width))
     from rich.live import Live
 

@@ -1,61 +1,19 @@
-"""`potluck chat` at a real (pseudo) terminal, against a node's API whose answers are scripted."""
+"""`potluck chat` and `potluck top` at a real (pseudo) terminal, against a node's API whose answers are scripted."""
 
 import contextlib
 import os
-import pty
-import re
-import select
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from potluck.node.run_file import RunFile, RunningNode
 from potluck.testing.page_server import PageServer, Script
+from tests.support.terminals import Terminal
 
 _PATIENCE_S = 20.0
-# Takes the terminal first, so that Ctrl-C there is a signal here.
-_PROGRAM = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from potluck.cli.main import main; main()"
 TEXT = "Everyone brings a dish, and everyone eats well."
-
-
-class Terminal:
-    """A program on a pseudo terminal: what it prints, and what is typed."""
-
-    def __init__(self, arguments: list[str], home: Path) -> None:
-        self._own, theirs = pty.openpty()
-        self.output = ""
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, *arguments], stdin=theirs, stdout=theirs, stderr=theirs,
-            env={**os.environ, "POTLUCK_HOME": str(home), "TERM": "dumb"}, start_new_session=True,
-        )  # fmt: skip
-        os.close(theirs)
-
-    def type(self, text: str) -> None:
-        os.write(self._own, text.encode())
-
-    def wait_for(self, pattern: str) -> str:
-        """What came, up to and with the pattern; it is taken from the output."""
-        deadline_s = time.monotonic() + _PATIENCE_S
-        while (found := re.search(pattern, self.output, re.DOTALL)) is None:
-            assert time.monotonic() < deadline_s, f"no {pattern!r} in {self.output!r}"
-            if select.select([self._own], [], [], 0.1)[0]:
-                self.output += self._read()
-        taken, self.output = self.output[: found.end()], self.output[found.end() :]
-        return taken
-
-    def _read(self) -> str:
-        try:
-            return os.read(self._own, 65536).decode(errors="replace").replace("\r\n", "\n")
-        except OSError:  # the other end is closed
-            return ""
-
-    def finish(self) -> int:
-        code = self.process.wait(_PATIENCE_S)
-        os.close(self._own)
-        return code
 
 
 @pytest.fixture
@@ -71,9 +29,7 @@ def chatting(server: PageServer, home: Path) -> Iterator[Terminal]:
         terminal.wait_for(">>> ")
         yield terminal
     finally:
-        if terminal.process.poll() is None:
-            terminal.process.kill()
-            terminal.process.wait()
+        terminal.end()
 
 
 def test_a_conversation_with_several_lines_commands_and_figures(server: PageServer, tmp_path: Path) -> None:
@@ -131,3 +87,17 @@ def test_a_refusal_is_one_line_and_the_question_can_be_asked_again(server: PageS
         assert len(server.bodies[-1]["messages"]) == 1
         terminal.type("\x04")
         assert terminal.finish() == 0
+
+
+def test_top_follows_the_swarm_until_ctrl_c(server: PageServer, tmp_path: Path) -> None:
+    address = server.base_url.removeprefix("http://")
+    RunFile(tmp_path / "node.run").write(RunningNode(os.getpid(), "01" * 32, "5a" * 32, (), address))
+    terminal = Terminal(["top"], tmp_path, columns=120, kind="xterm")
+    try:
+        assert "ben-desktop" in terminal.wait_for("grandma.*no answer is being written")
+        server.do(lambda swarm: swarm.say("lost", "attic fell asleep", None))
+        terminal.wait_for("attic fell asleep")
+        terminal.type("\x03")
+        assert terminal.finish() == 0
+    finally:
+        terminal.end()
