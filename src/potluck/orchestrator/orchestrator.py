@@ -247,7 +247,7 @@ class PipelineOrchestrator:
                 if isinstance(frame, Finished | PipelineAborted):
                     return
         finally:
-            trace.end()
+            self.traces.end(trace, time.perf_counter())
             running.generation.cancel()
             self._carry_out(running)
             self._running.remove(running)

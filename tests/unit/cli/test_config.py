@@ -75,5 +75,5 @@ def test_the_reference_has_every_variable_that_the_code_reads() -> None:
     source = Path(main.__file__).parents[1]
     text = "".join(path.read_text() for path in source.rglob("*.py") if "testing" not in path.parts)
     named = {variable.name for variable in VARIABLES}
-    read = set(re.findall(r'"(POTLUCK_[A-Z_]+|HF_[A-Z_]+)"', text))
+    read = set(re.findall(r'"((?:POTLUCK|HF|OTEL)_[A-Z_]+)"', text))
     assert read == named

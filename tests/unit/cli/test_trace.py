@@ -9,14 +9,20 @@ PIPELINE = (TracedStage(A, 0, 14), TracedStage(B, 15, 29))
 
 def steps_with_slow(number: int, queue_ms: float) -> tuple[TracedStep, ...]:
     return tuple(
-        TracedStep(n, 0, 10.0 + (queue_ms if n == number else 0), ((4.0, 0.0), (3.0, queue_ms if n == number else 0.0)))
+        TracedStep(
+            n,
+            0,
+            n * 10.0,
+            10.0 + (queue_ms if n == number else 0),
+            ((4.0, 0.0), (3.0, queue_ms if n == number else 0.0)),
+        )
         for n in range(1, 41)
     )
 
 
 def view(**changes) -> TraceView:
     values = {
-        "summary": TraceSummary("3", "m", "stop", 40, 1, 55.0, 10.0, 35.0),
+        "summary": TraceSummary("3", "m", "stop", 40, 1, 500.0, 55.0, 10.0, 35.0),
         "pipelines": (PIPELINE,),
         "failovers": (TracedFailover(20, 120.0, 7, "replay", ("b:15-29",), ("c:15-29",)),),
         "steps": steps_with_slow(17, 25.0),

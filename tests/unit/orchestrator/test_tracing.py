@@ -43,7 +43,7 @@ def test_a_failover_begins_another_pipeline_and_is_told_with_its_pause() -> None
     trace.frame(FAILOVER)
     trace.step(step(), (FIRST, SPARE), 0.02)
     trace.frame(Finished("stop", 2, 1))
-    trace.end()
+    trace.end(0.5)
     view = trace.view()
     assert [each.pipeline for each in view.steps] == [0, 1]
     assert [(each.token, each.pause_ms, each.lost) for each in view.failovers] == [(1, 120.0, ("b:15-29",))]
@@ -57,7 +57,7 @@ def test_a_failover_begins_another_pipeline_and_is_told_with_its_pause() -> None
 def test_an_answer_that_broke_off_says_how(frame: object, state: str) -> None:
     trace = GenerationTrace("7", "m", 0.0)
     trace.frame(frame)  # type: ignore[arg-type]
-    trace.end()
+    trace.end(0.5)
     assert trace.summary().state == state
 
 
