@@ -181,7 +181,12 @@ def check_running(details: Mapping[str, Any], own_version: str) -> list[Finding]
     clock = Finding(
         "clocks", "ok", "may differ: lifetimes run on each receiver's own clock, and invites expire by their issuer's"
     )
-    return [node, known, check_duplicates(details["duplicates"]), clock, *check_versions(details)]
+    where = ", ".join(each["name"] for each in details["discovery"]["active"])
+    unused = (
+        "not used by the running node (--no-discovery, or it listens on this machine only); invites carry addresses"
+    )
+    mdns = Finding("discovery", "ok", f"by mDNS on {where}" if details["discovery"]["is_used"] else unused)
+    return [node, known, mdns, check_duplicates(details["duplicates"]), clock, *check_versions(details)]
 
 
 def check_duplicates(duplicates: Sequence[Mapping[str, Any]]) -> Finding:

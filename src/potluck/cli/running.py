@@ -45,8 +45,16 @@ def call(method: str, path: str, body: object = None, timeout_s: float = _TIMEOU
     finally:
         connection.close()
     if response.status != 200:
-        raise PotluckError(answer.get("error", {}).get("message", f"status {response.status}"))
+        told = answer.get("error", {})
+        raise _refusal(response.status, str(told.get("code")), told.get("message") or f"status {response.status}")
     return answer
+
+
+def _refusal(status: int, code: str, message: str) -> PotluckError:
+    """What the node refused, as an error of the same kind and code here."""
+    error = BadRequest(message) if status == 400 else PotluckError(message)
+    error.code = code
+    return error
 
 
 def events(path: str) -> Iterator[tuple[str, Any]]:

@@ -26,7 +26,7 @@ def status(
         print_json(details)
     else:
         print("\n".join(status_lines(state, details)))
-    if not all(model.can_answer for model in state.models):
+    if not state.models or not all(model.can_answer for model in state.models):
         raise typer.Exit(EXIT_FAILURE)
     return None
 

@@ -152,6 +152,7 @@ class _Session:
 
     async def run(self) -> None:
         from potluck.node.identity_file import own_run_file
+        from potluck.node.spans import start_spans
         from potluck.node.swarm_node import SwarmNode
 
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -164,6 +165,7 @@ class _Session:
         run_file = own_run_file()
         if run_file.read() is not None:
             raise BadRequest("a node of this home is running already; `potluck status` shows it")
+        stop_spans = start_spans(swarm.node.orchestrator.traces)
         try:
             await self._start(swarm)
             gateway = await self._start_api(swarm)
@@ -176,6 +178,7 @@ class _Session:
             if gateway is not None:
                 await gateway.stop()
             await swarm.stop()
+            await asyncio.to_thread(stop_spans)  # sends what is left
 
     def _settings(self) -> "SwarmNodeSettings":
         from potluck.core.layers import LayerRange

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from potluck.gateway.page_state import NewsItem, PageState
 
 _NEWS_SHOWN = 8
+_WIDE, _PAPER_WIDTH = 100, 140
+_WIDE_COLUMNS = ("QUEUE", "WEIGHTS", "FREE")
 _STYLES = {"#": "green", "+": "cyan", "~": "yellow", "-": "magenta", "!": "bold red"}
 
 
@@ -31,15 +33,15 @@ def top(
         return print_json(call("GET", "/potluck/state"))
     from rich.console import Console
 
-    console = Console(highlight=False)
-    if once or not sys.stdout.isatty():
-        return console.print(frame(read_state(call("GET", "/potluck/state")), ()))
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PAPER_WIDTH)
+    if once or not console.is_terminal or console.is_dumb_terminal:
+        return console.print(frame(read_state(call("GET", "/potluck/state")), (), console.width))
     from rich.live import Live
 
     with Live(console=console, screen=True, auto_refresh=False) as live:
         try:
             for state, news in updates(events("/potluck/events")):
-                live.update(frame(state, news), refresh=True)
+                live.update(frame(state, news, console.width), refresh=True)
         except KeyboardInterrupt:
             return None
     return None
@@ -60,7 +62,7 @@ def updates(told: "Iterable[tuple[str, Any]]") -> "Iterator[tuple[PageState, tup
             yield state, tuple(news)
 
 
-def frame(state: "PageState", news: "tuple[NewsItem, ...]") -> "RenderableType":
+def frame(state: "PageState", news: "tuple[NewsItem, ...]", width: int) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
@@ -72,7 +74,7 @@ def frame(state: "PageState", news: "tuple[NewsItem, ...]") -> "RenderableType":
         parts += [Text(one_line(model.verdict), style="green" if model.can_answer else "bold red")]
         parts += [Text(one_line(model.fix))] if model.fix else []
         parts += [_coloured(line) for line in layer_strip(state, model)]
-    parts += [Text(LEGEND, style="dim"), Text(), _node_table(state), Text(), _request_table(state)]
+    parts += [Text(LEGEND, style="dim"), Text(), _node_table(state, width >= _WIDE), Text(), _request_table(state)]
     return Group(*parts, Text(), *(_news_line(item) for item in news))
 
 
@@ -86,16 +88,20 @@ def _coloured(line: str) -> "RenderableType":
     return text
 
 
-def _node_table(state: "PageState") -> "Table":
-    table = _table("NODE", "NAME", "STATE", "LAYERS", "SESSIONS", "QUEUE", "MS/TOKEN", "RTT", "WEIGHTS", "FREE")
+def _node_table(state: "PageState", is_wide: bool) -> "Table":
+    table = _table(
+        "NODE", "NAME", "STATE", "LAYERS", "SESSIONS", "MS/TOKEN", "RTT", *(_WIDE_COLUMNS if is_wide else ())
+    )
     for node in state.nodes:
-        table.add_row(
+        cells = [
             node.id[:8], one_line(node.name), node.state, ", ".join(f"{s.first}-{s.last}" for s in node.shards) or "none",
-            str(sum(s.sessions for s in node.shards)), str(sum(s.queue_depth for s in node.shards)),
-            f"{sum(s.step_ms for s in node.shards):.1f}", "" if node.rtt_ms is None else f"{node.rtt_ms:.1f} ms",
-            shown_bytes(node.memory.model_bytes), shown_bytes(node.memory.free_bytes),
-            style="dim" if node.state == "lost" else "",
-        )  # fmt: skip
+            str(sum(s.sessions for s in node.shards)), f"{sum(s.step_ms for s in node.shards):.1f}",
+            "" if node.rtt_ms is None else f"{node.rtt_ms:.1f} ms",
+        ]  # fmt: skip
+        if is_wide:
+            queued = sum(s.queue_depth for s in node.shards)
+            cells += [str(queued), shown_bytes(node.memory.model_bytes), shown_bytes(node.memory.free_bytes)]
+        table.add_row(*cells, style="dim" if node.state == "lost" else "")
     return table
 
 

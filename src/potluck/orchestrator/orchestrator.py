@@ -5,6 +5,7 @@ The deciding is `generation.py`'s; here is what needs a loop. Every task has an 
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
@@ -129,7 +130,7 @@ class PipelineOrchestrator:
 
         def note(timing: StepTiming) -> None:
             running.timings.note(timing)
-            trace.step(timing, generation.stages, asyncio.get_running_loop().time())
+            trace.step(timing, generation.stages, time.perf_counter())
             tell(timing)
 
         running.generation.on_timing = note
@@ -226,7 +227,7 @@ class PipelineOrchestrator:
         self._started += 1
         running = Running(self._generation(request, params), params.label or str(self._started))
         loop = asyncio.get_running_loop()
-        trace = self.traces.begin(running.label, request.model, loop.time())
+        trace = self.traces.begin(running.label, request.model, time.perf_counter())
         self._watch_timings(running, trace)
         self._running.append(running)
         try:
@@ -247,7 +248,7 @@ class PipelineOrchestrator:
                 if isinstance(frame, Finished | PipelineAborted):
                     return
         finally:
-            trace.end()
+            self.traces.end(trace, time.perf_counter())
             running.generation.cancel()
             self._carry_out(running)
             self._running.remove(running)

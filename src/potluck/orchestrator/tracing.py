@@ -2,6 +2,7 @@
 
 from array import array
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -12,14 +13,19 @@ from potluck.planner.cover import Placed
 
 GENERATIONS_KEPT, STEPS_KEPT = 32, 2048
 _MOST_FAILOVERS = 64
+_LOOP_CLOCK_S = 0.002  # a step's total comes from the loop's clock, which may count whole milliseconds
 RUNNING, LEFT = "running", "cancelled"
 
 
 class TracedStep(msgspec.Struct, frozen=True):
-    """One token; `number` counts from 1. `stages`: computing and waiting at each; what is left of `total_ms` is the wire's."""
+    """One token; `number` counts from 1, `at_ms` from the question. `stages`: computing and waiting at each; the rest is the wire's.
+
+    With the ring, shards begin a token before the head has read the last one, so that nothing may be left.
+    """
 
     number: int
     pipeline: int
+    at_ms: float
     total_ms: float
     stages: tuple[tuple[float, float], ...]
 
@@ -49,6 +55,7 @@ class TraceSummary(msgspec.Struct, frozen=True):
     state: str  # running, stop, length, cancelled, or the code it broke off with
     tokens: int
     failovers: int
+    elapsed_ms: float  # to the end, or to the last token so far
     first_token_ms: float | None
     mean_ms: float
     slowest_ms: float
@@ -64,14 +71,17 @@ class TraceView(msgspec.Struct, frozen=True):
 
 
 class GenerationTrace:
-    """Told of every step and frame of one generation. A step is kept as a few packed numbers, since there may be many."""
+    """Told of every step and frame of one generation, with a clock finer than the loop's.
+
+    A step is kept as a few packed numbers, since there may be many.
+    """
 
     def __init__(self, trace_id: str, model: str, began_s: float) -> None:
         self.id, self._model, self._began_s = trace_id, model, began_s
-        self._state = RUNNING
+        self._state, self._last_s = RUNNING, began_s
         self._tokens = self._failover_count = 0
         self._first_token_ms: float | None = None
-        self._total_ms = self._slowest_ms = 0.0
+        self._total_ms = self._slowest_ms = self._elapsed_ms = 0.0
         self._pipelines: list[tuple[Placed, ...]] = []
         self._failovers: deque[TracedFailover] = deque(maxlen=_MOST_FAILOVERS)
         self._steps: deque[array[float]] = deque(maxlen=STEPS_KEPT)
@@ -83,14 +93,20 @@ class GenerationTrace:
         self._tokens += 1
         if not self._pipelines or [_place(each) for each in self._pipelines[-1]] != [_place(each) for each in stages]:
             self._pipelines.append(stages)
-        total_ms = timing.total_s * 1000
+        total_ms = self._refined_s(timing.total_s, now_s) * 1000
+        self._elapsed_ms = (now_s - self._began_s) * 1000
         if self._first_token_ms is None:
-            self._first_token_ms = (now_s - self._began_s) * 1000
+            self._first_token_ms = self._elapsed_ms
         else:
             self._total_ms += total_ms
             self._slowest_ms = max(self._slowest_ms, total_ms)
         times = [seconds * 1000 for stage in timing.stages for seconds in stage]
-        self._steps.append(array("f", [len(self._pipelines) - 1, total_ms, *times]))
+        self._steps.append(array("f", [len(self._pipelines) - 1, self._elapsed_ms, total_ms, *times]))
+
+    def _refined_s(self, total_s: float, now_s: float) -> float:
+        """The time since the last token, where that is what was measured; not after a pause that was no step."""
+        since_s, self._last_s = now_s - self._last_s, now_s
+        return since_s if abs(since_s - total_s) <= _LOOP_CLOCK_S else total_s
 
     def frame(self, frame: StreamFrame) -> None:
         if isinstance(frame, ShardFailover):
@@ -105,7 +121,8 @@ class GenerationTrace:
         elif isinstance(frame, PipelineAborted):
             self._state = frame.code
 
-    def end(self) -> None:
+    def end(self, now_s: float) -> None:
+        self._elapsed_ms = (now_s - self._began_s) * 1000
         if self._state == RUNNING:
             self._state = LEFT
 
@@ -113,7 +130,7 @@ class GenerationTrace:
         first = None if self._first_token_ms is None else round(self._first_token_ms, 3)
         mean_ms = self._total_ms / (self._tokens - 1) if self._tokens > 1 else 0.0
         return TraceSummary(
-            self.id, self._model, self._state, self._tokens, self._failover_count, first, round(mean_ms, 3),
+            self.id, self._model, self._state, self._tokens, self._failover_count, round(self._elapsed_ms, 3), first, round(mean_ms, 3),
             round(self._slowest_ms, 3),
         )  # fmt: skip
 
@@ -135,6 +152,7 @@ class Traces:
 
     def __init__(self) -> None:
         self._kept: deque[GenerationTrace] = deque(maxlen=GENERATIONS_KEPT)
+        self.on_ended: Callable[[TraceView], None] | None = None  # told of every answer that is over
 
     def __repr__(self) -> str:
         return f"<Traces of {len(self._kept)} generations>"
@@ -143,6 +161,11 @@ class Traces:
         trace = GenerationTrace(trace_id, model, now_s)
         self._kept.append(trace)
         return trace
+
+    def end(self, trace: GenerationTrace, now_s: float) -> None:
+        trace.end(now_s)
+        if self.on_ended is not None:
+            self.on_ended(trace.view())
 
     def summaries(self) -> tuple[TraceSummary, ...]:
         return tuple(trace.summary() for trace in self._kept)
@@ -160,8 +183,8 @@ def _place(placed: Placed) -> tuple[bytes, int, int]:
 
 
 def _unpacked(number: int, packed: "array[float]") -> TracedStep:
-    pipeline, total_ms, *times = packed
+    pipeline, at_ms, total_ms, *times = packed
     pairs = zip(times[::2], times[1::2], strict=True)
     return TracedStep(
-        number, int(pipeline), round(total_ms, 3), tuple((round(compute, 3), round(queue, 3)) for compute, queue in pairs)
+        number, int(pipeline), round(at_ms, 3), round(total_ms, 3), tuple((round(compute, 3), round(queue, 3)) for compute, queue in pairs)
     )  # fmt: skip
