@@ -50,15 +50,16 @@ class SwarmOptions:
 
 
 async def run_swarm_node(options: SwarmOptions, invite: "Invite | None" = None) -> None:
-    from potluck.node.identity_file import own_key
+    from potluck.node.identity_file import own_key, own_run_file
 
     began_s = time.monotonic()
-    key, store = own_key(), open_store()
-    if invite is not None:
-        keeper = await _redeem(key, invite)
-    else:
-        keeper = _own_swarm(key, store, options)
-    await _Session(options, key, keeper, store, began_s).run()
+    with own_run_file().held():  # before anything is founded or redeemed: two nodes of one home would be one twice
+        key, store = own_key(), open_store()
+        if invite is not None:
+            keeper = await _redeem(key, invite)
+        else:
+            keeper = _own_swarm(key, store, options)
+        await _Session(options, key, keeper, store, began_s).run()
 
 
 def _own_swarm(key: "NodeKey", store: "ModelStore", options: SwarmOptions) -> "SwarmKeeper":
@@ -151,7 +152,6 @@ class _Session:
         self._has_served = False
 
     async def run(self) -> None:
-        from potluck.node.identity_file import own_run_file
         from potluck.node.spans import start_spans
         from potluck.node.swarm_node import SwarmNode
 
@@ -162,9 +162,6 @@ class _Session:
         swarm = SwarmNode(self._key, self._keeper, self._store, settings, lambda: progress, self._say)
         swarm.node.allows_chaos = self._options.has_chaos
         gateway: GatewayServer | None = None
-        run_file = own_run_file()
-        if run_file.read() is not None:
-            raise BadRequest("a node of this home is running already; `potluck status` shows it")
         stop_spans = start_spans(swarm.node.orchestrator.traces)
         try:
             await self._start(swarm)
@@ -174,7 +171,6 @@ class _Session:
             self._announce(swarm, gateway)
             await self._stopped.wait()
         finally:
-            run_file.remove()
             if gateway is not None:
                 await gateway.stop()
             await swarm.stop()

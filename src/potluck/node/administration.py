@@ -296,9 +296,17 @@ class NodeAdministration(Administration):
 
     async def chaos(self, wanted: ChaosRequest) -> ChaosReply:
         """Has a shard of a running answer kill its own worker; that node must have been started with --chaos too."""
-        target = bytes.fromhex(wanted.node) if wanted.node else self._victim(wanted.request_id)
+        target = self._named(wanted.node) if wanted.node else self._victim(wanted.request_id)
         self._swarm.node.links.send(target, None, Chaos(0))
         return ChaosReply(target.hex())
+
+    def _named(self, node: str) -> bytes:
+        """Raises BadRequest for a node that is not here: nothing would be killed."""
+        view = self._swarm.view
+        found = [] if view is None else [each for each in view.nodes if each.hex() == node.lower() and view.is_usable(each)]
+        if not found:
+            raise BadRequest("there is no such node in this swarm now")
+        return found[0]
 
     def _victim(self, request_id: str | None) -> bytes:
         watched = self._swarm.node.orchestrator.watched()

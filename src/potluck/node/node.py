@@ -229,13 +229,14 @@ class Node:
         fitting = [
             s
             for s in self.shards
-            if s.settings.model == message.model
+            if (s.settings.model, s.settings.weights_sha256) == (message.model, message.weights_sha256)
             and s.settings.stage.start <= message.stage.start
             and message.stage.stop <= s.settings.stage.stop
             and s.settings.stage.has_embedding >= message.stage.has_embedding
             and s.settings.stage.has_output >= message.stage.has_output
         ]
-        return next(iter(fitting or self.shards), None)
+        # Where a range has changed the old one is still there, for its sessions alone.
+        return next(iter(sorted(fitting, key=lambda s: s.core.is_draining) or self.shards), None)
 
     def _on_lost(self, node: bytes, reason: str) -> None:
         for shard in self.shards:
@@ -258,9 +259,9 @@ class Node:
         return Described(nonce, self.id, __version__, tuple(s.info() for s in self.shards), os.getpid(), pids)
 
     def _tokenizer(self, sender: bytes, message: GetTokenizer) -> SendTo:
-        model = self._models.get(message.weights_sha256)
+        model = self._models.get(message.weights_sha256) or self.weights.offered(message.weights_sha256)
         if model is None:
-            error = ModelNotFound("this node does not serve that model")
+            error = ModelNotFound("this node does not have that model")
             return SendTo(sender, None, Failed(message.nonce, error.code, str(error)))
         answer = TokenizerData(message.nonce, len(model.manifest), len(model.tokenizer))
         return SendTo(sender, None, answer, model.manifest + model.tokenizer)

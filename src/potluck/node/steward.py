@@ -19,16 +19,15 @@ from potluck.node.node import Node
 from potluck.node.placement import covers, is_covered, links_of, model_costs, node_offers
 from potluck.node.serving import ServingSettings, StoredModel, check_tokenizer, read_stored_model, serve
 from potluck.node.weight_fetch import WeightFetch, WeightSource
-from potluck.planner.costs import ModelCosts
 from potluck.planner.hysteresis import Hysteresis
 from potluck.planner.placement import Plan, plan
 from potluck.shard.server import ShardServer
-from potluck.swarm.adverts import Advert, HeldWeights, LayerSpeed, LinkFigures
+from potluck.swarm.adverts import MAX_HELD, MAX_SHARDS, MAX_SPEEDS, Advert, HeldWeights, LayerSpeed, LinkFigures
 from potluck.swarm.upkeep import Action, Deed, Held, ShardPhase, next_actions
 from potluck.swarm.view import View
 from potluck.trust.records import ServedModel
 from potluck.trust.roster import Roster
-from potluck.weights.manifest import decode_manifest
+from potluck.weights.manifest import Manifest, decode_manifest
 from potluck.weights.progress import Progress
 from potluck.weights.store import ModelStore
 from potluck.wire.messages import ShardInfo, Stage
@@ -57,8 +56,10 @@ class StewardSettings(msgspec.Struct, frozen=True, kw_only=True):
 class ModelDuty:
     """One model of the swarm, as this node is concerned with it."""
 
-    def __init__(self, record: ServedModel, costs: ModelCosts) -> None:
-        self.record, self.costs = record, costs
+    def __init__(self, record: ServedModel, manifest: Manifest) -> None:
+        self.record, self.costs = record, model_costs(manifest, record)
+        self.is_withdrawn = False
+        self._manifest = manifest
         self.plan: Plan | None = None
         self.problem = ""  # why there is no plan, or what went wrong last
         self.hysteresis: Hysteresis[tuple[Stage | None]] = Hysteresis()
@@ -72,6 +73,12 @@ class ModelDuty:
 
     def __repr__(self) -> str:
         return f"<ModelDuty {self.record.subject} {list(self.shards)} {self.problem}>"
+
+    def set_record(self, record: ServedModel) -> None:
+        """What the swarm says of it now: a longer context, for one, costs more."""
+        self.is_withdrawn = False
+        if record != self.record:
+            self.record, self.costs = record, model_costs(self._manifest, record)
 
     @property
     def is_busy(self) -> bool:
@@ -99,6 +106,8 @@ class Steward:
         self._node, self._store, self._roster = node, store, roster
         self._publish, self._link_figures, self._progress, self._say = publish, link_figures, progress, say
         self._stored: dict[str, StoredModel | None] = {}
+        self._manifests: dict[str, bytes] = {}  # of models whose weights are elsewhere
+        self._looking: set[str] = set()  # for the manifests of these weights
         self._view: View | None = None
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -141,7 +150,11 @@ class Steward:
 
     async def _run(self) -> None:
         while True:
-            await self._round()
+            try:
+                await self._round()
+            except Exception:  # whatever it was: a node whose steward has ended would look well and do nothing
+                _LOG.exception("a round of the steward failed; the next is in a second")
+                await asyncio.sleep(ROUND_S)
             self._wake.clear()
             try:
                 await asyncio.wait_for(self._wake.wait(), ROUND_S)
@@ -155,44 +168,68 @@ class Steward:
         view = self._view
         if view is None:
             return
-        for record in self._roster().models():
+        for record in self._served():
             duty = await self._duty(record, view)
             if duty is not None:
                 self._follow(duty, view)
-        for duty in self.duties.values():
-            if duty.record not in self._roster().models():
-                duty.hysteresis = Hysteresis((None,))
-                self._act(duty, view)
+        for duty in list(self.duties.values()):
+            if duty.record not in self._served():
+                self._give_up(duty, view)
         self._tell(self._loop.time())
+
+    def _served(self) -> list[ServedModel]:
+        """The swarm's models, each once: two names for the same weights are one model, under the first."""
+        by_weights: dict[str, ServedModel] = {}
+        for record in self._roster().models():
+            by_weights.setdefault(record.weights_sha256, record)
+        return list(by_weights.values())[:MAX_SPEEDS]
+
+    def _give_up(self, duty: ModelDuty, view: View) -> None:
+        """The swarm serves it no more: nobody need take over, only the sessions that run keep their shard."""
+        duty.is_withdrawn = True
+        duty.hysteresis = Hysteresis((None,))
+        self._act(duty, view)
+        if not duty.shards and not duty.is_busy:
+            del self.duties[duty.costs.weights_sha256]
+            self.on_changed()
 
     async def _duty(self, record: ServedModel, view: View) -> ModelDuty | None:
         """What is known of a model; None until its manifest is."""
         duty = self.duties.get(record.weights_sha256)
         if duty is None:
-            manifest = await self._manifest(record, view)
-            if manifest is None:
-                return None
-            duty = ModelDuty(record, model_costs(decode_manifest(manifest), record))
-            self.duties[record.weights_sha256] = duty
             stored = await self._stored_model(record.weights_sha256)
+            manifest = self._manifests.get(record.weights_sha256) if stored is None else stored.manifest
+            if manifest is None:
+                self._look_for_manifest(record.weights_sha256, view)
+                return None
+            duty = ModelDuty(record, decode_manifest(manifest))
+            self.duties[record.weights_sha256] = duty
             if stored is not None:
                 self._node.weights.offer(stored.offered())
-        duty.record = record
+        duty.set_record(record)
         return duty
 
-    async def _manifest(self, record: ServedModel, view: View) -> bytes | None:
-        stored = await self._stored_model(record.weights_sha256)
-        if stored is not None:
-            return stored.manifest
-        for source in self._sources(record.weights_sha256, view):
-            try:
-                fetched = await self._node.orchestrator.fetch_tokenizer(source.node, record.weights_sha256)
-                check_tokenizer(*fetched, record.weights_sha256)
-            except (PotluckError, TimeoutError) as error:
-                _LOG.info("no manifest from %s: %s", short_id(source.node), error)
-                continue
-            return fetched[0]
-        return None
+    def _look_for_manifest(self, weights_sha256: str, view: View) -> None:
+        """Beside the rounds: whoever is asked may take its time."""
+        if weights_sha256 not in self._looking and (sources := self._sources(weights_sha256, view)):
+            self._looking.add(weights_sha256)
+            self._own(self._ask_for_manifest(weights_sha256, sources))
+
+    async def _ask_for_manifest(self, weights_sha256: str, sources: list[WeightSource]) -> None:
+        try:
+            for source in sources:
+                try:
+                    fetched = await self._node.orchestrator.fetch_tokenizer(source.node, weights_sha256)
+                    check_tokenizer(*fetched, weights_sha256)
+                except (PotluckError, TimeoutError) as error:
+                    _LOG.info("no manifest from %s: %s", short_id(source.node), error)
+                    continue
+                self._manifests[weights_sha256] = fetched[0]
+                self._wake.set()
+                return
+            await asyncio.sleep(ROUND_S)  # before they are asked again
+        finally:
+            self._looking.discard(weights_sha256)
 
     async def _stored_model(self, weights_sha256: str) -> StoredModel | None:
         if weights_sha256 not in self._stored:
@@ -236,7 +273,8 @@ class Steward:
         held = [Held(server.settings.stage, phase, server.core.session_count) for server, phase in duty.shards.items()]
         actions = next_actions(
             duty.wanted, held, has_weights=lambda stage: self._has_weights(duty, stage),
-            is_served_elsewhere=lambda stage: covers(self._planned_stages(duty, view), stage), fetching=duty.fetching,
+            is_served_elsewhere=lambda stage: duty.is_withdrawn or covers(self._planned_stages(duty, view), stage),
+            fetching=duty.fetching,
         )  # fmt: skip
         for action in actions:
             self._carry_out(duty, action, view)
@@ -248,6 +286,7 @@ class Steward:
             for holder in view.holders(duty.costs.model, duty.costs.weights_sha256)
             if holder.node != self._node.id
             and holder.shard.is_loaded
+            and not view.nodes[holder.node].advert.is_draining
             and (duty.plan is None or duty.plan.stage_of(holder.node) == holder.shard.stage)
         ]
 
@@ -293,7 +332,7 @@ class Steward:
                 self._node.transport, self._store, model_id=model, weights_sha256=weights, stage=stage, sources=sources,
                 progress=self._progress(),
             ).run()  # fmt: skip
-        except PotluckError as error:
+        except (PotluckError, OSError) as error:
             self._failed(duty, f"the weights of layers {stage.start}-{stage.stop - 1} cannot be had: {error}")
         else:
             self._stored.pop(weights, None)
@@ -319,7 +358,7 @@ class Steward:
             duty.shards[server] = ShardPhase.SERVING
             duty.failures = 0
             self._say(f"serving {server.shard_id}")
-        except PotluckError as error:
+        except (PotluckError, OSError) as error:
             self._failed(duty, str(error))
             if server is not None:
                 duty.shards.pop(server, None)
@@ -348,11 +387,11 @@ class Steward:
 
     def _own_advert(self) -> Advert:
         settings = self.settings
-        duties = self.duties.values()
+        duties = list(self.duties.values())[:MAX_SPEEDS]
         return Advert(
             node=self._node.id, lifetime_s=settings.lifetime_s, name=settings.name, software=__version__,
-            arithmetic=ARITHMETIC_VERSION, addresses=self.addresses, shards=tuple(self._offered_shards()),
-            held=tuple(self._held_weights()), memory_total_bytes=settings.memory_total_bytes,
+            arithmetic=ARITHMETIC_VERSION, addresses=self.addresses, shards=tuple(self._offered_shards()[:MAX_SHARDS]),
+            held=tuple(self._held_weights()[:MAX_HELD]), memory_total_bytes=settings.memory_total_bytes,
             memory_available_bytes=settings.memory_budget_bytes, memory_budget_bytes=settings.memory_budget_bytes,
             speeds=tuple(LayerSpeed(duty.costs.weights_sha256, self._layer_us(duty)) for duty in duties),
             threads=settings.serving.threads, links=self._link_figures(), is_draining=self.is_leaving,

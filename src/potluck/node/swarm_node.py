@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from potluck.core.errors import BadRequest
+from potluck.core.limits import ARITHMETIC_VERSION
 from potluck.identity.keys import NodeKey
 from potluck.identity.signed import Signed
 from potluck.net.addresses import format_address, parse_address
@@ -25,7 +26,7 @@ from potluck.swarm.discovery import DiscoverySettings
 from potluck.swarm.events import Event
 from potluck.swarm.interfaces import choose_interfaces, read_interfaces
 from potluck.swarm.service import SwarmService, SwarmSettings
-from potluck.swarm.view import View
+from potluck.swarm.view import Served, View
 from potluck.trust.admission import Admission
 from potluck.trust.keeper import SwarmKeeper
 from potluck.trust.roster import Roster
@@ -128,8 +129,10 @@ class SwarmNode:
     def _link_figures(self) -> tuple[LinkFigures, ...]:
         return () if self.service is None else self.service.link_figures()
 
-    def _on_view(self, view: View) -> None:
-        self.view = view
+    def _on_view(self, seen: View) -> None:
+        roster = self.keeper.roster
+        served = frozenset(Served(m.subject, m.weights_sha256, ARITHMETIC_VERSION) for m in roster.models())
+        self.view = view = seen.trusting(roster.may_serve, served)
         self.node.orchestrator.offer([(o.node, o.address, o.described, o.is_own) for o in view.offers()])
         self.steward.on_view(view)
         self._changed()
@@ -151,8 +154,7 @@ class SwarmNode:
         if fresh:
             self.service.add_records(fresh)
         self.service.drop_strangers()
-        self.steward.wake()
-        self._changed()
+        self._on_view(self.service.view)  # who may serve, and what, may have changed with it
 
     def _note(self, text: str) -> None:
         self._say(text)

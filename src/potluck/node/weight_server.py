@@ -91,6 +91,9 @@ class WeightServer:
     def offer(self, weights: OfferedWeights) -> None:
         self._offered[weights.weights_sha256] = weights
 
+    def offered(self, weights_sha256: str) -> OfferedWeights | None:
+        return self._offered.get(weights_sha256)
+
     def withdraw(self, weights_sha256: str) -> None:
         self._offered.pop(weights_sha256, None)
 

@@ -123,11 +123,32 @@ def read_advert(record: Signed, is_authentic: Callable[[Signed], bool] | None = 
         raise RecordRefused("malformed", "an advert that cannot be read") from None
     if advert.node != record.signer:
         raise RecordRefused("forged", "an advert about somebody else than its signer")
+    if not _is_possible(advert):
+        raise RecordRefused("malformed", "an advert of layers that no model can have")
     if advert.lifetime_s > MAX_LIFETIME_S or max(advert.stamp) > MAX_COUNT:
         raise RecordRefused("future_dated", "an advert that would hold for too long, or that is ahead of any real one")
     bare = msgspec.structs.replace(advert, incarnation=0, version=0)
     content = hashlib.blake2b(msgspec.msgpack.encode(bare), digest_size=8).digest()
     return ReadAdvert(advert, record_hash(record), int.from_bytes(content, "big"))
+
+
+def _is_possible(advert: Advert) -> bool:
+    """Whether every range in it is one: whoever plans or routes afterwards may rely on that."""
+    ranges = [run for held in (*advert.held, *advert.intended) for run in held.ranges]
+    ranges += [advert.pinned] if advert.pinned is not None else []
+    return all(start < stop for start, stop in ranges) and all(_is_possible_shard(shard) for shard in advert.shards)
+
+
+def _is_possible_shard(shard: ShardInfo) -> bool:
+    """The ends of a model may be held without any layer; nothing lies past its last one."""
+    stage = shard.stage
+    has_something = stage.start < stage.stop or stage.has_embedding or stage.has_output
+    is_inside = stage.start <= stage.stop <= shard.layer_count
+    are_ends_right = (not stage.has_embedding or stage.start == 0) and (
+        not stage.has_output or stage.stop == shard.layer_count
+    )
+    is_counted = min(shard.max_streams, shard.streams, shard.queue_depth, shard.step_us) >= 0
+    return has_something and is_inside and are_ends_right and is_counted
 
 
 class AdvertReader:

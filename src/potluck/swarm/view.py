@@ -3,7 +3,7 @@
 Whoever decides (planner, router, pages) gets a view and asks it; nothing in it changes afterwards.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -46,6 +46,14 @@ class Offer(msgspec.Struct, frozen=True):
     is_own: bool
 
 
+class Served(msgspec.Struct, frozen=True):
+    """A model of the swarm, and the arithmetic that all of its shards must have in common."""
+
+    model: str
+    weights_sha256: str
+    arithmetic: int
+
+
 class View(msgspec.Struct, frozen=True):
     """`is_sparse`: the swarm is too large for a link to everybody, so that a node without one is not thereby out of reach."""
 
@@ -71,6 +79,14 @@ class View(msgspec.Struct, frozen=True):
 
     def usable(self) -> Iterator[Seen]:
         return (seen for node, seen in self.nodes.items() if self.is_usable(node))
+
+    def trusting(self, may_serve: Callable[[bytes], bool], served: frozenset["Served"]) -> "View":
+        """The same, less everything that whoever may not serve says it serves, and all models but those of the swarm.
+
+        What plans, routes and fetches gets this one: no activation goes to a node for its own word alone.
+        """
+        nodes = {node: _trusting(seen, may_serve(node), served) for node, seen in self.nodes.items()}
+        return msgspec.structs.replace(self, nodes=nodes)
 
     def holders(self, model: str, weights_sha256: str, layer: int | None = None) -> list[Holder]:
         """Shards of this model (with this layer) on nodes that can be used."""
@@ -119,6 +135,16 @@ class View(msgspec.Struct, frozen=True):
             for seen in self.usable()
             if seen.advert.shards
         ]
+
+
+def _trusting(seen: Seen, may_serve: bool, served: frozenset[Served]) -> Seen:
+    advert = seen.advert
+    if not may_serve:
+        bare = msgspec.structs.replace(advert, shards=(), held=(), intended=(), allows_serving=False)
+    else:
+        shards = tuple(s for s in advert.shards if Served(s.model, s.weights_sha256, s.arithmetic) in served)
+        bare = advert if len(shards) == len(advert.shards) else msgspec.structs.replace(advert, shards=shards)
+    return seen if bare == advert else msgspec.structs.replace(seen, advert=bare)
 
 
 def _described(advert: Advert) -> Described:

@@ -13,6 +13,7 @@ from potluck.swarm.adverts import (
     read_advert,
     sign_advert,
 )
+from potluck.wire.messages import Stage
 from tests.support.swarm_records import KEYS, advert, shard, signed
 
 ONE, TWO = KEYS[0], KEYS[1]
@@ -79,3 +80,29 @@ def test_each_record_is_verified_once() -> None:
     record = signed(ONE)
     assert reader.read(record) is reader.read(record)
     assert len(checked) == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pinned": (5, 5)},
+        {"pinned": (7, 3)},
+        {"held": (HeldWeights("5" * 64, ((4, 2),)),)},
+        {"intended": (HeldWeights("5" * 64, ((4, 4),)),)},
+        {"shards": (shard(4, 2),)},
+        {"shards": (shard(5, 5),)},
+        {"shards": (shard(6, 9),)},
+        {"shards": (msgspec.structs.replace(shard(2, 4), stage=Stage(2, 4, True, False)),)},
+        {"shards": (msgspec.structs.replace(shard(2, 4), stage=Stage(2, 4, False, True)),)},
+        {"shards": (msgspec.structs.replace(shard(), queue_depth=-1),)},
+        {"shards": (msgspec.structs.replace(shard(), step_us=-1),)},
+    ],
+)
+def test_layers_that_no_model_can_have_are_malformed(fields: dict[str, object]) -> None:
+    assert reason(signed(ONE, **fields)) == "malformed"
+
+
+def test_the_ends_of_a_model_are_something_without_any_layer() -> None:
+    ends = (Stage(0, 0, True, False), Stage(8, 8, False, True))
+    told = advert(ONE, shards=tuple(msgspec.structs.replace(shard(), stage=stage) for stage in ends))
+    assert read_advert(sign_advert(ONE, told)).advert == told

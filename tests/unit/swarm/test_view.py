@@ -3,7 +3,7 @@
 from potluck.core.layers import LayerRange
 from potluck.orchestrator.routing import ShardStore
 from potluck.swarm.adverts import Advert, HeldWeights
-from potluck.swarm.view import Seen, View
+from potluck.swarm.view import Seen, Served, View
 from tests.support.swarm_records import KEYS, MODEL, WEIGHTS, advert, shard
 
 OWN, ONE, TWO, THREE = (key.node_id for key in KEYS[:4])
@@ -60,3 +60,26 @@ def test_offers_are_what_the_shard_store_takes() -> None:
     assert [(each.node, each.address) for each in found] == [
         (node, advert(KEYS[at]).addresses[0]) for at, node in ((1, ONE), (2, TWO))
     ]
+
+
+def test_what_a_node_that_may_not_serve_says_it_serves_counts_for_nothing() -> None:
+    told = advert(
+        KEYS[1], shards=(shard(0, 8),), allows_serving=True, held=(HeldWeights(WEIGHTS, ((0, 8),)),),
+        intended=(HeldWeights(WEIGHTS, ((0, 8),)),),
+    )  # fmt: skip
+    served = frozenset({Served(MODEL, WEIGHTS, 1)})
+    trusting = view(seen(told), HALVES[1]).trusting(lambda node: node == TWO, served)
+    assert [offer.node for offer in trusting.offers()] == [TWO]
+    assert trusting.givers(WEIGHTS, 1) == []
+    assert not trusting.nodes[ONE].advert.allows_serving
+    assert trusting.nodes[ONE].advert.intended == ()
+    assert trusting.gaps(MODEL, WEIGHTS, 8) == [LayerRange(0, 4)]
+
+
+def test_shards_of_other_weights_or_arithmetic_than_the_swarms_are_left_out() -> None:
+    served = frozenset({Served(MODEL, WEIGHTS, 2)})
+    assert view(*HALVES).trusting(lambda node: True, served).offers() == []
+    others = frozenset({Served(MODEL, "6" * 64, 1)})
+    assert view(*HALVES).trusting(lambda node: True, others).offers() == []
+    right = frozenset({Served(MODEL, WEIGHTS, 1)})
+    assert len(view(*HALVES).trusting(lambda node: True, right).offers()) == 2
