@@ -34,6 +34,7 @@ def test_a_friend_joins_with_one_line_gets_its_weights_from_the_first_and_both_a
     assert held[0][0] == 0
     assert held[-1][1] == 29
     assert first.ask(QUESTION) == second.ask(QUESTION)
+    assert first.request("POST", "/potluck/measure", {"node": second.node})["mbit_s"] > 0
     # Nothing but the manifest's own chunks came from the neighbour, and no file of the model was there before.
     assert [entry["format"] for entry in second.command("models")["models"]] == ["partial"]
 

@@ -24,6 +24,7 @@ _MAX_NEWS_WAITING = 256
 _MAX_BODY_BYTES = 64 << 10
 
 T = TypeVar("T")
+Route = tuple[str, str, Callable[[Request], Awaitable[Response]]]
 
 
 class LeaveRequest(msgspec.Struct, frozen=True):
@@ -63,9 +64,6 @@ def add_administration(app: FastAPI, node: Administration) -> None:
     async def state(request: Request) -> Response:
         return _json(node.state())
 
-    async def details(request: Request) -> Response:
-        return _json(node.details())
-
     async def events(request: Request) -> Response:
         return StreamingResponse(_events(node), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
@@ -76,6 +74,32 @@ def add_administration(app: FastAPI, node: Administration) -> None:
         if not node.allows_chaos:
             raise ExperimentalDisabled("this node was not started with --chaos")
         return _json(await node.chaos(await _body(request, ChaosRequest)))
+
+    _add_routes(
+        app,
+        ("/potluck/state", "GET", state), ("/potluck/events", "GET", events), ("/potluck/invite", "POST", invite),
+        ("/potluck/chaos", "POST", chaos),
+    )  # fmt: skip
+    _add_command_routes(app, node)
+    files = PageFiles()
+    app.router.routes.append(Mount(ASSET_PREFIX.rstrip("/"), app=files))
+
+    async def page(request: Request) -> Response:
+        """Browsers get the page; Ollama's clients look here for a sign of life."""
+        wants_page = "text/html" in request.headers.get("accept", "")
+        if not wants_page:
+            return Response("Potluck is running", media_type="text/plain")
+        answer = files.respond("GET", "/", request.headers.get("if-none-match", ""))
+        return Response(answer.body, answer.status, headers=answer.headers)
+
+    app.add_route("/", page, methods=["GET", "HEAD"], include_in_schema=False)
+
+
+def _add_command_routes(app: FastAPI, node: Administration) -> None:
+    """What the page does not use: status, plan, doctor, trace, leave."""
+
+    async def details(request: Request) -> Response:
+        return _json(node.details())
 
     async def leave(request: Request) -> Response:
         return _json({"drained": await node.leave((await _body(request, LeaveRequest)).patience_s)})
@@ -89,25 +113,16 @@ def add_administration(app: FastAPI, node: Administration) -> None:
     async def measure(request: Request) -> Response:
         return _json(await node.measure((await _body(request, MeasureRequest)).node))
 
-    routes: tuple[tuple[str, str, Callable[[Request], Awaitable[Response]]], ...] = (
-        ("/potluck/state", "GET", state), ("/potluck/details", "GET", details), ("/potluck/events", "GET", events),
-        ("/potluck/invite", "POST", invite), ("/potluck/chaos", "POST", chaos), ("/potluck/leave", "POST", leave),
-        ("/potluck/traces", "GET", traces), ("/potluck/trace/{trace_id}", "GET", trace), ("/potluck/measure", "POST", measure),
+    _add_routes(
+        app,
+        ("/potluck/details", "GET", details), ("/potluck/leave", "POST", leave), ("/potluck/traces", "GET", traces),
+        ("/potluck/trace/{trace_id}", "GET", trace), ("/potluck/measure", "POST", measure),
     )  # fmt: skip
+
+
+def _add_routes(app: FastAPI, *routes: Route) -> None:
     for path, method, handler in routes:
         app.add_route(path, handler, methods=[method], include_in_schema=False)
-    files = PageFiles()
-    app.router.routes.append(Mount(ASSET_PREFIX.rstrip("/"), app=files))
-
-    async def page(request: Request) -> Response:
-        """Browsers get the page; Ollama's clients look here for a sign of life."""
-        wants_page = "text/html" in request.headers.get("accept", "")
-        if not wants_page:
-            return Response("Potluck is running", media_type="text/plain")
-        answer = files.respond("GET", "/", request.headers.get("if-none-match", ""))
-        return Response(answer.body, answer.status, headers=answer.headers)
-
-    app.add_route("/", page, methods=["GET", "HEAD"], include_in_schema=False)
 
 
 def _json(value: Any) -> Response:
