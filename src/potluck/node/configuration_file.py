@@ -2,7 +2,7 @@
 
 import os
 
-from potluck.core.configuration import MAX_FILE_BYTES, DistributedSettings, parse_configuration
+from potluck.core.configuration import MAX_FILE_BYTES, DistributedSettings, named_keys, parse_configuration
 from potluck.core.errors import BadRequest
 from potluck.core.paths import locate_folders
 
@@ -28,3 +28,9 @@ def configuration_bytes() -> bytes | None:
 def read_configuration() -> DistributedSettings:
     data = configuration_bytes()
     return DistributedSettings() if data is None else parse_configuration(data, configuration_path())
+
+
+def configured_keys() -> frozenset[str]:
+    """The keys that the file names: only what somebody wrote down can switch off what a command switches on."""
+    data = configuration_bytes()
+    return frozenset() if data is None else named_keys(data)

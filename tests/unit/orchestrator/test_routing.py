@@ -201,3 +201,9 @@ def test_reverse_routes_assign_no_output_to_others() -> None:
     assert cover is not None
     assert [p.stage.has_output for p in cover] == [False] * (len(cover) - 1) + [True]
     assert cover[-1].node == node(0)
+
+
+def test_ones_own_shards_are_as_good_as_others_where_that_is_wanted() -> None:
+    store = store_of((1, info(0, 15, depth=40)), (3, info(0, 15)), own=3)
+    equal = store.candidates("m", "a" * 64, 1, True, is_own_equal=True)
+    assert min(equal, key=lambda c: c.queue_depth).node == node(3)
