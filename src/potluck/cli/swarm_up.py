@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from potluck.cli.api_options import ApiOptions
 from potluck.cli.console import make_progress, notice, print_json
 from potluck.cli.models import open_store
-from potluck.core.errors import BadRequest, PeerRefused, PotluckError
+from potluck.core.errors import BadRequest, ExperimentalDisabled, PeerRefused, PotluckError
 
 if TYPE_CHECKING:
     from potluck.gateway.server import GatewayServer
@@ -53,6 +53,7 @@ async def run_swarm_node(options: SwarmOptions, invite: "Invite | None" = None) 
     from potluck.node.identity_file import own_key, own_run_file
 
     began_s = time.monotonic()
+    _require_enabled()
     with own_run_file().held():  # before anything is founded or redeemed: two nodes of one home would be one twice
         key, store = own_key(), open_store()
         if invite is not None:
@@ -60,6 +61,14 @@ async def run_swarm_node(options: SwarmOptions, invite: "Invite | None" = None) 
         else:
             keeper = _own_swarm(key, store, options)
         await _Session(options, key, keeper, store, began_s).run()
+
+
+def _require_enabled() -> None:
+    """Typing the command switches this machine on, unless its owner wrote down that it stays off."""
+    from potluck.node.configuration_file import configuration_path, configured_keys, read_configuration
+
+    if not read_configuration().enabled and "enabled" in configured_keys():
+        raise ExperimentalDisabled(f"{configuration_path()} says enabled = false; change it, or take the line out")
 
 
 def _own_swarm(key: "NodeKey", store: "ModelStore", options: SwarmOptions) -> "SwarmKeeper":
@@ -178,7 +187,7 @@ class _Session:
 
     def _settings(self) -> "SwarmNodeSettings":
         from potluck.core.layers import LayerRange
-        from potluck.node.configuration_file import read_configuration
+        from potluck.node.configuration_file import configured_keys, read_configuration
         from potluck.node.identity_file import own_folder
         from potluck.node.machine import memory_budget_bytes, memory_total_bytes, parse_size, reading_bytes_per_s
         from potluck.node.serving import ServingSettings
@@ -186,10 +195,12 @@ class _Session:
         from potluck.node.swarm_node import SwarmNodeSettings
 
         options, configuration = self._options, read_configuration()
-        budget = memory_budget_bytes(parse_size(options.memory) if options.memory else None)
+        limit = parse_size(options.memory) if options.memory else None
+        budget = min(memory_budget_bytes(limit), configuration.host.shard_max_vram_mb * 1_000_000)
+        serves = options.serves and (configuration.host.serve_shards or "host.serve_shards" not in configured_keys())
         pinned = LayerRange.parse(options.layers, self._layer_count()) if options.layers else None
         steward = StewardSettings(
-            name=options.name or _host_name(), is_serving=options.serves, memory_total_bytes=memory_total_bytes(),
+            name=options.name or _host_name(), is_serving=serves, memory_total_bytes=memory_total_bytes(),
             memory_budget_bytes=budget, bytes_per_s=reading_bytes_per_s(),
             lifetime_s=int(4 * configuration.shard_health_timeout_seconds), pinned=pinned, max_layers=options.max_layers,
             serving=ServingSettings(
@@ -297,6 +308,7 @@ def _chat_params() -> "DistributedChatParams":
 
     configuration = read_configuration()
     return DistributedChatParams(
+        allow_self_as_shard=configuration.allow_self_as_shard,
         settings=GenerationSettings(
             holder_wait_s=_HOLDER_WAIT_S, stall_timeout_s=configuration.shard_health_timeout_seconds
         ),

@@ -24,7 +24,7 @@ class Variable(NamedTuple):
 
 
 KEYS = (
-    Key("enabled", "HearthNet's switch. Typing `potluck up` or `potluck join` is what switches this machine on.", _UNUSED),
+    Key("enabled", "Typing `potluck up` or `join` switches this machine on; `false` written here keeps it off.", "`up`, `join`"),
     Key("backend", "How a model is split: by layers.", _UNUSED),
     Key("max_shards_per_request", "At most so many machines in one answer's pipeline (1 to 64).", "`ask --via`, `up`, `join`"),
     Key(
@@ -34,11 +34,11 @@ KEYS = (
     ),
     Key("fallback_to_local", "Whether this machine's own copy of a layer may step in.", "`ask --via`, `up`, `join`"),
     Key("activation_dtype", "What travels between shards: `fp32`, `fp16`, `int8`; `auto` is `fp32`.", "`ask --via`"),
-    Key("allow_self_as_shard", "Whether the asking machine's own shards count as any other's.", _UNUSED),
+    Key("allow_self_as_shard", "Whether the asking machine's own shards count as any other's; else they come last.", "`up`, `join`"),
     Key("max_concurrent_pipelines", "Answers at once (1 to 1024); more are refused.", "`ask --via`"),
-    Key("host.serve_shards", "HearthNet's switch for serving; here `potluck up` and its `--no-serve`.", _UNUSED),
+    Key("host.serve_shards", "`false` written here: this machine only asks, as with `--no-serve`.", "`up`, `join`"),
     Key("host.shard_eviction_idle_seconds", "After how long without work a session is dropped (1 to 10,000,000).", "`up`, `join`"),
-    Key("host.shard_max_vram_mb", "Most memory of a graphics card that is used.", _UNUSED),
+    Key("host.shard_max_vram_mb", "Most memory that shards take (weights and KV), in megabytes.", "`up`, `join`"),
 )  # fmt: skip
 
 VARIABLES = (

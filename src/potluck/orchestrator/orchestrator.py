@@ -42,6 +42,7 @@ class DistributedChatParams(msgspec.Struct, frozen=True, kw_only=True):
     max_shards_per_request: int = 16
     own_layers: tuple[Stage, ...] = ()  # this node's own ends of the model, which it serves itself
     pipeline: tuple[Placed, ...] = ()  # exactly these stages, instead of a choice
+    allow_self_as_shard: bool = False  # whether this node's own shards count as any other's
     label: str = ""  # what people see the request as
     on_timing: Callable[[StepTiming], None] | None = None  # told of every token's way round
     on_stages: Callable[[tuple[Placed, ...]], None] | None = None  # told who takes part, again after each change
@@ -262,7 +263,7 @@ class PipelineOrchestrator:
             if problem is not None:
                 raise BadRequest(problem)
             return list(params.pipeline)
-        candidates = self._candidates(request, params.fallback_to_local)
+        candidates = self._candidates(request, params.fallback_to_local, params.allow_self_as_shard)
         own = [Placed(self._node, "", stage) for stage in params.own_layers]
         reachable = [candidate for candidate in candidates if self._is_reachable(candidate.node)]
         rules = RouteRules(max_shards=params.max_shards_per_request)
@@ -286,9 +287,13 @@ class PipelineOrchestrator:
     def _is_reachable(self, node: bytes) -> bool:
         return node == self._node or self._links.is_linked(node)
 
-    def _candidates(self, request: GenerationRequest, allows_local: bool) -> list[Candidate]:
+    def _candidates(
+        self, request: GenerationRequest, allows_local: bool, is_own_equal: bool = False
+    ) -> list[Candidate]:
         now_s = asyncio.get_running_loop().time()
-        return self.store.candidates(request.model, request.weights_sha256, request.arithmetic, allows_local, now_s)
+        return self.store.candidates(
+            request.model, request.weights_sha256, request.arithmetic, allows_local or is_own_equal, now_s, is_own_equal
+        )
 
     def _generation(self, request: GenerationRequest, params: DistributedChatParams) -> Generation:
         def repick(

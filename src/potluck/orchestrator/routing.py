@@ -65,16 +65,24 @@ class ShardStore:
         ]
 
     def candidates(
-        self, model: str, weights_sha256: str, arithmetic: int, allows_own: bool, now_s: float = float("inf")
-    ) -> list[Candidate]:
-        """Shards of exactly this model. One's own come last and only where they are allowed; without a time nobody is suspect."""
+        self, model: str, weights_sha256: str, arithmetic: int, allows_own: bool, now_s: float = float("inf"),
+        is_own_equal: bool = False,
+    ) -> list[Candidate]:  # fmt: skip
+        """Shards of exactly this model. One's own come only where they are allowed, and last unless they are equal to others'.
+
+        Without a time nobody is suspect.
+        """
         found = []
         for node, (address, described) in self._offers.items():
             for info in described.shards:
                 is_same = (info.model, info.weights_sha256, info.arithmetic) == (model, weights_sha256, arithmetic)
                 is_own = node in self._own
                 if is_same and (allows_own or not is_own):
-                    depth = info.queue_depth + (_OWN_LAST if is_own else 0) + (_SPARES_LATER if info.is_spare else 0)
+                    depth = (
+                        info.queue_depth
+                        + (_OWN_LAST if is_own and not is_own_equal else 0)
+                        + (_SPARES_LATER if info.is_spare else 0)
+                    )
                     depth += _SUSPECTS_LATER if self.is_suspect(node, now_s) else 0
                     found.append(
                         Candidate(
