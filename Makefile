@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# These only compute, so that every core can have some; tests with real processes have the machine to themselves.
+SIDE_BY_SIDE := tests/parity tests/fuzz tests/chaos/test_simulation.py tests/chaos/test_membership.py
 
 .PHONY: demo test test-long check format bench clean
 
@@ -30,17 +32,19 @@ demo: .venv/run.stamp
 	$(BIN)/potluck demo
 
 test: check .venv/system.stamp
-	$(BIN)/pytest --ignore=tests/unit
+	$(BIN)/pytest -n auto $(SIDE_BY_SIDE)
+	$(BIN)/pytest --ignore=tests/unit $(addprefix --ignore=,$(SIDE_BY_SIDE))
 
 test-long: check .venv/system.stamp
-	POTLUCK_LONG=1 $(BIN)/pytest
+	POTLUCK_LONG=1 $(BIN)/pytest -n auto tests/unit $(SIDE_BY_SIDE)
+	POTLUCK_LONG=1 $(BIN)/pytest --ignore=tests/unit $(addprefix --ignore=,$(SIDE_BY_SIDE))
 
 check: .venv/test.stamp
 	$(BIN)/ruff format --check src tests
 	$(BIN)/ruff check src tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest tests/unit
+	$(BIN)/pytest -n auto tests/unit
 
 format: .venv/test.stamp
 	$(BIN)/ruff format src tests
