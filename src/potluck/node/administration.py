@@ -238,7 +238,9 @@ class NodeAdministration(Administration):
     def _named(self, node: str) -> bytes:
         """Raises BadRequest for a node that is not here: nothing would be killed."""
         view = self._swarm.view
-        found = [] if view is None else [each for each in view.nodes if each.hex() == node.lower() and view.is_usable(each)]
+        found = (
+            [] if view is None else [each for each in view.nodes if each.hex() == node.lower() and view.is_usable(each)]
+        )
         if not found:
             raise BadRequest("there is no such node in this swarm now")
         return found[0]

@@ -6,12 +6,13 @@ Every node runs one and computes the whole plan for itself; nobody is in charge.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine
 
 import msgspec
 
 from potluck import __version__
-from potluck.core.errors import PlacementImpossible, PotluckError, WeightsMissing
+from potluck.core.errors import PlacementImpossible, PotluckError, ShardUnavailable, WeightsMissing
 from potluck.core.layers import LayerRange
 from potluck.core.limits import ARITHMETIC_VERSION
 from potluck.identity.keys import short_id
@@ -36,7 +37,9 @@ _LOG = logging.getLogger(__name__)
 ROUND_S = 1.0
 _LOAD_NEWS_S = 5.0  # between adverts that differ in nothing but how busy the shards are
 _SAME_SPEED, _SPEED_DOUBT_S = 1.5, 20.0
-_RETRY_S = (2.0, 5.0, 15.0, 60.0)  # after a fetch or load that failed
+_RETRY_S = (2.0, 10.0, 30.0, 60.0)  # after a fetch or load that failed
+_UNWELL_AFTER = 2  # such failures in a row
+_LOAD_LOOK_S = 0.5  # between looks whether a worker that loads keeps dying
 
 
 class StewardSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,7 +254,7 @@ class Steward:
 
     def _follow(self, duty: ModelDuty, view: View) -> None:
         roster = self._roster()
-        offers = node_offers(view, duty.costs, roster.may_serve)
+        offers = node_offers(view, duty.costs, roster.may_serve, self._taken_bytes(duty))
         try:
             duty.plan = plan(duty.costs, offers, links_of(view), duty.record.objective)
             wanted = duty.plan.stage_of(self._node.id)
@@ -268,6 +271,17 @@ class Steward:
             (wanted,), is_covered=is_covered(view, duty.costs) and not self.is_leaving
         )
         self._act(duty, view)
+
+    def _taken_bytes(self, duty: ModelDuty) -> Counter[bytes]:
+        """What the plans of the models before this one take on each node; all nodes take the models in the same order."""
+        taken: Counter[bytes] = Counter()
+        for record in self._served():
+            other = self.duties.get(record.weights_sha256)
+            if other is duty:
+                break
+            if other is not None and other.plan is not None:
+                taken.update({node: other.costs.need_bytes(stage) for node, stage in other.plan.placement})
+        return taken
 
     def _act(self, duty: ModelDuty, view: View) -> None:
         held = [Held(server.settings.stage, phase, server.core.session_count) for server, phase in duty.shards.items()]
@@ -354,7 +368,7 @@ class Steward:
             server = serve(self._node, named, stage, self.settings.serving)
             duty.shards[server] = ShardPhase.LOADING
             self.on_changed()
-            await server.start()
+            await self._started(server)
             duty.shards[server] = ShardPhase.SERVING
             duty.failures = 0
             self._say(f"serving {server.shard_id}")
@@ -367,6 +381,17 @@ class Steward:
             duty.is_loading = False
             self._wake.set()
             self.on_changed()
+
+    async def _started(self, server: ShardServer) -> None:
+        """Returns when it is loaded. Raises ShardUnavailable where it cannot be, or where its worker dies again and again."""
+        starting = self._loop.create_task(server.start())
+        try:
+            while not (await asyncio.wait({starting}, timeout=_LOAD_LOOK_S))[0]:
+                if server.supervisor.needs_attention:
+                    raise ShardUnavailable(f"the worker of {server.shard_id} keeps dying; is there enough memory?")
+            await starting
+        finally:
+            starting.cancel()
 
     def _failed(self, duty: ModelDuty, problem: str) -> None:
         pause_s = _RETRY_S[min(duty.failures, len(_RETRY_S) - 1)]
@@ -395,7 +420,7 @@ class Steward:
             memory_available_bytes=settings.memory_budget_bytes, memory_budget_bytes=settings.memory_budget_bytes,
             speeds=tuple(LayerSpeed(duty.costs.weights_sha256, self._layer_us(duty)) for duty in duties),
             threads=settings.serving.threads, links=self._link_figures(), is_draining=self.is_leaving,
-            allows_serving=settings.is_serving and self._roster().may_serve(self._node.id),
+            allows_serving=settings.is_serving and not self._is_unwell() and self._roster().may_serve(self._node.id),
             pinned=(settings.pinned.start, settings.pinned.stop) if settings.pinned is not None else None,
             max_layers=settings.max_layers,
             intended=tuple(
@@ -404,6 +429,11 @@ class Steward:
                 if duty.is_busy and duty.wanted is not None
             ),
         )  # fmt: skip
+
+    def _is_unwell(self) -> bool:
+        """It has failed to get or load what it should, more than once: until it tries again others had better plan without it."""
+        now_s = self._loop.time()
+        return any(duty.failures >= _UNWELL_AFTER and now_s < duty.retry_at_s for duty in self.duties.values())
 
     def _offered_shards(self) -> list[ShardInfo]:
         return [

@@ -32,9 +32,9 @@ def test_the_file_of_a_killed_node_is_stale_also_where_its_number_is_somebody_el
 
 def test_there_is_one_node_to_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("potluck.node.run_file._HOLD_PATIENCE_S", 0.0)
-    with RunFile(tmp_path / "node.run").held(), pytest.raises(BadRequest, match="running already"):
-        with RunFile(tmp_path / "node.run").held():
-            pass
+    file = RunFile(tmp_path / "node.run")
+    with file.held(), pytest.raises(BadRequest, match="running already"), RunFile(tmp_path / "node.run").held():
+        pass
 
 
 def test_what_goes_wrong_in_the_node_is_not_taken_for_another_node(tmp_path: Path) -> None:
