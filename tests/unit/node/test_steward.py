@@ -14,7 +14,7 @@ from potluck.node import steward as steward_module
 from potluck.node.steward import ModelDuty, Steward, StewardSettings
 from potluck.planner.costs import ModelCosts
 from potluck.planner.hysteresis import Hysteresis
-from potluck.swarm.adverts import MAX_HELD, MAX_SHARDS, MAX_SPEEDS, Advert
+from potluck.swarm.adverts import MAX_HELD, MAX_SHARDS, MAX_SPEEDS, Advert, LinkFigures
 from potluck.swarm.upkeep import ShardPhase
 from potluck.swarm.view import Seen, View
 from potluck.trust.records import ServedModel
@@ -223,5 +223,43 @@ def test_two_names_of_the_same_weights_are_one_model_and_there_is_a_limit(tmp_pa
         assert [each.subject for each in steward._served()][:2] == ["a", "m000"]
         assert len(steward._served()) == MAX_SPEEDS
         assert max(MAX_SPEEDS, MAX_HELD, MAX_SHARDS) == 64
+
+    run_test(main())
+
+
+def test_a_change_of_plan_waits_for_three_rounds_of_some_seconds_however_much_news_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        steward, _ = make(tmp_path, Roster(record()), [])
+        duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record(context_tokens=1))
+        half, clock = Stage(0, 4, True, False), [1000.0]
+        duty.hysteresis = Hysteresis((half,))
+        monkeypatch.setattr(steward, "_loop", SimpleNamespace(time=lambda: clock[0]))
+        monkeypatch.setattr(steward, "_act", lambda duty, view: None)
+        here = view(
+            advert(KEYS[0], allows_serving=True, memory_budget_bytes=GIB),
+            advert(KEYS[1], shards=(shard(0, 8),)),  # everything is served, and this node might as well hold all of it
+        )
+        for _ in range(50):
+            steward._follow(duty, here)
+            clock[0] += 0.05
+        assert duty.wanted == half
+        for _ in range(250):
+            steward._follow(duty, here)
+            clock[0] += 0.05
+        assert duty.wanted == Stage(0, 8, True, True)
+
+    run_test(main())
+
+
+def test_links_are_told_anew_only_when_they_have_changed_for_good(tmp_path: Path) -> None:
+    async def main() -> None:
+        steward, _ = make(tmp_path, Roster(), [])
+        measured = [(LinkFigures(KEYS[1].node_id, 300),), (LinkFigures(KEYS[1].node_id, 5000),)]
+        steward._link_figures = lambda: measured[0]
+        before = steward._own_advert()
+        steward._link_figures = lambda: measured[1]
+        assert steward._own_advert() == before
 
     run_test(main())
