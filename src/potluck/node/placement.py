@@ -3,7 +3,7 @@
 Every node makes the same of the same view, so that all come to the same plan without asking each other.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from potluck.core.layers import LayerRange
 from potluck.core.model_facts import ModelFacts
@@ -39,24 +39,27 @@ def kv_bytes_per_token(facts: ModelFacts, manifest: Manifest) -> int:
     return 2 * facts.kv_head_count * facts.head_size * (4 if is_float else 2)
 
 
-def node_offers(view: View, costs: ModelCosts, may_serve: Callable[[bytes], bool]) -> list[NodeOffer]:
-    """Whoever is reachable, wants to serve and is not about to leave."""
+def node_offers(
+    view: View, costs: ModelCosts, may_serve: Callable[[bytes], bool], taken_bytes: Mapping[bytes, int] | None = None
+) -> list[NodeOffer]:
+    """Whoever is reachable, wants to serve and is not about to leave. `taken_bytes`: by node, what other models have there."""
+    taken = taken_bytes or {}
     adverts = [seen.advert for seen in view.usable()]
     return [
-        _offer(advert, costs, may_serve(advert.node))
+        _offer(advert, costs, may_serve(advert.node), taken.get(advert.node, 0))
         for advert in adverts
         if advert.allows_serving and not advert.is_draining and not advert.is_leaving
     ]
 
 
-def _offer(advert: Advert, costs: ModelCosts, is_trusted: bool) -> NodeOffer:
+def _offer(advert: Advert, costs: ModelCosts, is_trusted: bool, taken_bytes: int) -> NodeOffer:
     layer_us = next((s.layer_us for s in advert.speeds if s.weights_sha256 == costs.weights_sha256), 0)
     average_bytes = sum(costs.layer_bytes) / costs.layer_count
     layer_s = layer_us / 1e6 if layer_us else average_bytes / _GUESSED_BYTES_PER_S
     pinned = LayerRange(*advert.pinned) if advert.pinned is not None else None
     fits = pinned is None or pinned.stop <= costs.layer_count
     return NodeOffer(
-        node=advert.node, free_bytes=advert.memory_budget_bytes, layer_s=layer_s,
+        node=advert.node, free_bytes=max(0, advert.memory_budget_bytes - taken_bytes), layer_s=layer_s,
         output_s=layer_s * costs.output_bytes / average_bytes, max_streams=costs.streams, is_trusted=is_trusted and fits,
         pinned=pinned if fits else None, max_layers=advert.max_layers or None, current=current_stage(advert, costs),
     )  # fmt: skip

@@ -6,12 +6,13 @@ Every node runs one and computes the whole plan for itself; nobody is in charge.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine
 
 import msgspec
 
 from potluck import __version__
-from potluck.core.errors import PlacementImpossible, PotluckError, WeightsMissing
+from potluck.core.errors import PlacementImpossible, PotluckError, ShardUnavailable, WeightsMissing
 from potluck.core.layers import LayerRange
 from potluck.core.limits import ARITHMETIC_VERSION
 from potluck.identity.keys import short_id
@@ -23,6 +24,7 @@ from potluck.planner.hysteresis import Hysteresis
 from potluck.planner.placement import Plan, plan
 from potluck.shard.server import ShardServer
 from potluck.swarm.adverts import MAX_HELD, MAX_SHARDS, MAX_SPEEDS, Advert, HeldWeights, LayerSpeed, LinkFigures
+from potluck.swarm.steady_figure import SteadyFigure
 from potluck.swarm.upkeep import Action, Deed, Held, ShardPhase, next_actions
 from potluck.swarm.view import View
 from potluck.trust.records import ServedModel
@@ -35,8 +37,11 @@ from potluck.wire.messages import ShardInfo, Stage
 _LOG = logging.getLogger(__name__)
 ROUND_S = 1.0
 _LOAD_NEWS_S = 5.0  # between adverts that differ in nothing but how busy the shards are
-_SAME_SPEED, _SPEED_DOUBT_S = 1.5, 20.0
-_RETRY_S = (2.0, 5.0, 15.0, 60.0)  # after a fetch or load that failed
+_REPLAN_S = 5.0  # of a swarm that serves everything; where layers lack a holder nobody waits
+_KEEP_WITHIN = 0.3  # what is held stays unless a plan is better by so much: measured figures are no better than that
+_RETRY_S = (2.0, 10.0, 30.0, 60.0)  # after a fetch or load that failed
+_UNWELL_AFTER = 2  # such failures in a row
+_LOAD_LOOK_S = 0.5  # between looks whether a worker that loads keeps dying
 
 
 class StewardSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,8 +73,8 @@ class ModelDuty:
         self.is_loading = False
         self.failures = 0
         self.retry_at_s = 0.0
-        self.layer_us = 0  # as told to the others
-        self.layer_us_doubted_s: float | None = None  # since when another figure is measured
+        self.layer_us = SteadyFigure()
+        self.replan_at_s = 0.0
 
     def __repr__(self) -> str:
         return f"<ModelDuty {self.record.subject} {list(self.shards)} {self.problem}>"
@@ -113,6 +118,7 @@ class Steward:
         self._tasks: set[asyncio.Task[None]] = set()
         self._advert: Advert | None = None
         self._advert_s = 0.0
+        self._rtts_us: dict[bytes, SteadyFigure] = {}
         self._loop = asyncio.get_running_loop()
 
     def __repr__(self) -> str:
@@ -251,9 +257,9 @@ class Steward:
 
     def _follow(self, duty: ModelDuty, view: View) -> None:
         roster = self._roster()
-        offers = node_offers(view, duty.costs, roster.may_serve)
+        offers = node_offers(view, duty.costs, roster.may_serve, self._taken_bytes(duty))
         try:
-            duty.plan = plan(duty.costs, offers, links_of(view), duty.record.objective)
+            duty.plan = plan(duty.costs, offers, links_of(view), duty.record.objective, keep_within=_KEEP_WITHIN)
             wanted = duty.plan.stage_of(self._node.id)
         except PlacementImpossible as error:
             # What serves now goes on serving: a part of a model is better than none when somebody returns.
@@ -264,10 +270,23 @@ class Steward:
         wanted = None if self.is_leaving else wanted
         if duty.is_busy and not self.is_leaving:
             wanted = duty.wanted  # first what was begun; a plan that is still better then will be made again
-        duty.hysteresis = duty.hysteresis.after(
-            (wanted,), is_covered=is_covered(view, duty.costs) and not self.is_leaving
-        )
+        is_calm = is_covered(view, duty.costs) and not self.is_leaving
+        if not is_calm or duty.hysteresis.followed is None or self._loop.time() >= duty.replan_at_s:
+            # News makes rounds at any moment; a change that was wanted three times within one is not wanted for long.
+            duty.replan_at_s = self._loop.time() + _REPLAN_S
+            duty.hysteresis = duty.hysteresis.after((wanted,), is_covered=is_calm)
         self._act(duty, view)
+
+    def _taken_bytes(self, duty: ModelDuty) -> Counter[bytes]:
+        """What the plans of the models before this one take on each node; all nodes take the models in the same order."""
+        taken: Counter[bytes] = Counter()
+        for record in self._served():
+            other = self.duties.get(record.weights_sha256)
+            if other is duty:
+                break
+            if other is not None and other.plan is not None:
+                taken.update({node: other.costs.need_bytes(stage) for node, stage in other.plan.placement})
+        return taken
 
     def _act(self, duty: ModelDuty, view: View) -> None:
         held = [Held(server.settings.stage, phase, server.core.session_count) for server, phase in duty.shards.items()]
@@ -354,7 +373,7 @@ class Steward:
             server = serve(self._node, named, stage, self.settings.serving)
             duty.shards[server] = ShardPhase.LOADING
             self.on_changed()
-            await server.start()
+            await self._started(server)
             duty.shards[server] = ShardPhase.SERVING
             duty.failures = 0
             self._say(f"serving {server.shard_id}")
@@ -367,6 +386,17 @@ class Steward:
             duty.is_loading = False
             self._wake.set()
             self.on_changed()
+
+    async def _started(self, server: ShardServer) -> None:
+        """Returns when it is loaded. Raises ShardUnavailable where it cannot be, or where its worker dies again and again."""
+        starting = self._loop.create_task(server.start())
+        try:
+            while not (await asyncio.wait({starting}, timeout=_LOAD_LOOK_S))[0]:
+                if server.supervisor.needs_attention:
+                    raise ShardUnavailable(f"the worker of {server.shard_id} keeps dying; is there enough memory?")
+            await starting
+        finally:
+            starting.cancel()
 
     def _failed(self, duty: ModelDuty, problem: str) -> None:
         pause_s = _RETRY_S[min(duty.failures, len(_RETRY_S) - 1)]
@@ -394,8 +424,8 @@ class Steward:
             held=tuple(self._held_weights()[:MAX_HELD]), memory_total_bytes=settings.memory_total_bytes,
             memory_available_bytes=settings.memory_budget_bytes, memory_budget_bytes=settings.memory_budget_bytes,
             speeds=tuple(LayerSpeed(duty.costs.weights_sha256, self._layer_us(duty)) for duty in duties),
-            threads=settings.serving.threads, links=self._link_figures(), is_draining=self.is_leaving,
-            allows_serving=settings.is_serving and self._roster().may_serve(self._node.id),
+            threads=settings.serving.threads, links=self._steady_links(), is_draining=self.is_leaving,
+            allows_serving=settings.is_serving and not self._is_unwell() and self._roster().may_serve(self._node.id),
             pinned=(settings.pinned.start, settings.pinned.stop) if settings.pinned is not None else None,
             max_layers=settings.max_layers,
             intended=tuple(
@@ -404,6 +434,11 @@ class Steward:
                 if duty.is_busy and duty.wanted is not None
             ),
         )  # fmt: skip
+
+    def _is_unwell(self) -> bool:
+        """It has failed to get or load what it should, more than once: until it tries again others had better plan without it."""
+        now_s = self._loop.time()
+        return any(duty.failures >= _UNWELL_AFTER and now_s < duty.retry_at_s for duty in self.duties.values())
 
     def _offered_shards(self) -> list[ShardInfo]:
         return [
@@ -422,17 +457,15 @@ class Steward:
         return held
 
     def _layer_us(self, duty: ModelDuty) -> int:
-        """What is told of this machine's speed: it changes only when it has been another for a while, as layers move after it."""
-        measured, now_s = self._measured_layer_us(duty), self._loop.time()
-        if not duty.layer_us:
-            duty.layer_us = measured
-        elif duty.layer_us / _SAME_SPEED < measured < duty.layer_us * _SAME_SPEED:
-            duty.layer_us_doubted_s = None
-        elif duty.layer_us_doubted_s is None:
-            duty.layer_us_doubted_s = now_s
-        elif now_s - duty.layer_us_doubted_s >= _SPEED_DOUBT_S:
-            duty.layer_us, duty.layer_us_doubted_s = measured, None
-        return duty.layer_us
+        return duty.layer_us.after(self._measured_layer_us(duty), self._loop.time())
+
+    def _steady_links(self) -> tuple[LinkFigures, ...]:
+        measured, now_s = self._link_figures(), self._loop.time()
+        self._rtts_us = {each.node: self._rtts_us.get(each.node) or SteadyFigure() for each in measured}
+        return tuple(
+            msgspec.structs.replace(each, rtt_us=self._rtts_us[each.node].after(each.rtt_us, now_s))
+            for each in sorted(measured, key=lambda each: each.node)
+        )
 
     def _measured_layer_us(self, duty: ModelDuty) -> int:
         """One layer for one token: measured where the shard has run, before that from the machine's reading speed."""

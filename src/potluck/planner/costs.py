@@ -43,6 +43,10 @@ class ModelCosts(msgspec.Struct, frozen=True, kw_only=True):
         """What each layer sets aside on a node that takes at most `streams` sessions."""
         return self.kv_bytes_per_token * self.context_tokens * min(self.streams, streams)
 
+    def need_bytes(self, stage: Stage) -> int:
+        """What a holder of `stage` needs: weights, and the KV of all streams."""
+        return self.weight_bytes(stage) + (stage.stop - stage.start) * self.kv_bytes(self.streams)
+
 
 class NodeOffer(msgspec.Struct, frozen=True, kw_only=True):
     """What one node brings. `free_bytes` is what is free now; the planner adds `held_bytes` and subtracts `reserve_bytes` itself."""

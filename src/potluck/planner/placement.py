@@ -69,6 +69,7 @@ def plan(
     links: Links | None = None,
     objective: Objective = "latency",
     max_stages: int = MAX_SHARDS_PER_REQUEST,
+    keep_within: float = KEEP_WITHIN,
 ) -> Plan:
     """Raises PlacementImpossible, which says how many bytes are missing and what is in the way."""
     swarm = Swarm.of(model, offers, links or Links(), objective, max_stages)
@@ -77,9 +78,9 @@ def plan(
         raise refusal(swarm)
     held = _valid_holdings(swarm)
     chain = _through(swarm, held)
-    worst = best.cost * (1 + KEEP_WITHIN)
+    worst = best.cost * (1 + keep_within)
     if chain is None or chain.cost > worst:
-        tolerance = KEEP_WITHIN if any(offer.current is not None for offer in swarm.offers) else 0.0
+        tolerance = keep_within if any(offer.current is not None for offer in swarm.offers) else 0.0
         chain = swarm.least_moved(swarm.free_windows(), best, tolerance)
         held = _with_chain(held, chain)
     final = add_replicas(swarm, held, frozenset(part.index for part in chain.parts))

@@ -1,0 +1,265 @@
+"""The steward's rounds: what it survives, what it gives up, how several models share a machine. No sockets, no workers."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from potluck.core.errors import ShardUnavailable
+from potluck.node import steward as steward_module
+from potluck.node.steward import ModelDuty, Steward, StewardSettings
+from potluck.planner.costs import ModelCosts
+from potluck.planner.hysteresis import Hysteresis
+from potluck.swarm.adverts import MAX_HELD, MAX_SHARDS, MAX_SPEEDS, Advert, LinkFigures
+from potluck.swarm.upkeep import ShardPhase
+from potluck.swarm.view import Seen, View
+from potluck.trust.records import ServedModel
+from potluck.weights.store import ModelStore
+from potluck.wire.messages import ShardInfo, Stage
+from tests.support.link_ends import run_test
+from tests.support.swarm_records import KEYS, WEIGHTS, advert, shard
+
+OWN = KEYS[0].node_id
+GIB = 1 << 30
+
+
+def record(name: str = "model", weights: str = WEIGHTS, **fields: Any) -> ServedModel:
+    return ServedModel(bytes(16), name, 1, weights, **fields)
+
+
+class Roster:
+    """Everybody may serve; the models are what a test says."""
+
+    def __init__(self, *models: ServedModel) -> None:
+        self.served = models
+        self.problem: Exception | None = None
+
+    def models(self) -> tuple[ServedModel, ...]:
+        if self.problem is not None:
+            problem, self.problem = self.problem, None
+            raise problem
+        return self.served
+
+    def may_serve(self, node: bytes) -> bool:
+        return True
+
+
+class FakeNode:
+    """What a steward needs of its node; shards that are removed are counted."""
+
+    def __init__(self) -> None:
+        self.id = OWN
+        self.removed: list[object] = []
+        self.weights = SimpleNamespace(offer=lambda offered: None)
+        self.orchestrator = SimpleNamespace()
+
+    async def remove_shard(self, server: object) -> None:
+        self.removed.append(server)
+
+
+def make(folder: Path, roster: Roster, published: list[Advert]) -> tuple[Steward, FakeNode]:
+    node = FakeNode()
+    settings = StewardSettings(memory_total_bytes=4 * GIB, memory_budget_bytes=2 * GIB, bytes_per_s=8e9)
+    made = Steward(
+        node, ModelStore(folder / "models"), settings, lambda: roster, published.append, lambda: ()  # type: ignore[arg-type]
+    )  # fmt: skip
+    return made, node
+
+
+def view(*adverts: Advert) -> View:
+    nodes = {each.node: Seen(each, 0.0, 120.0, each.node == OWN, is_connected=True) for each in adverts}
+    return View(OWN, 0.0, 1, nodes)
+
+
+def duty_of(monkeypatch: pytest.MonkeyPatch, word: ServedModel, layer_bytes: int = 1000) -> ModelDuty:
+    def costs(_: object, said: ServedModel) -> ModelCosts:
+        return ModelCosts(
+            model=said.subject, weights_sha256=said.weights_sha256, layer_bytes=(layer_bytes,) * 8, embedding_bytes=100,
+            output_bytes=100, kv_bytes_per_token=1, context_tokens=said.context_tokens, streams=said.streams,
+        )  # fmt: skip
+
+    monkeypatch.setattr(steward_module, "model_costs", costs)
+    return ModelDuty(word, None)  # type: ignore[arg-type]
+
+
+class FakeServer:
+    """A shard that is served, without a worker."""
+
+    def __init__(self, stage: Stage, sessions: int) -> None:
+        self.settings = SimpleNamespace(stage=stage)
+        self.core = SimpleNamespace(session_count=sessions, is_draining=False)
+        self.shard_id = "model:0-7"
+
+    def info(self) -> ShardInfo:
+        return msgspec.structs.replace(shard(), stage=self.settings.stage)
+
+
+async def turns(is_done: Callable[[], bool]) -> None:
+    for _ in range(10_000):
+        if is_done():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("nothing came of it")
+
+
+def test_a_round_that_fails_is_not_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steward_module, "ROUND_S", 0.0)
+
+    async def main() -> None:
+        roster = Roster()
+        steward, _ = make(tmp_path, roster, [])
+        roster.problem = ValueError("what nobody thought of")
+        steward.on_view(view(advert(KEYS[0])))
+        steward.start()
+        await turns(lambda: roster.problem is None)
+        steward.is_leaving = True  # shows in the advert of a later round
+        await turns(lambda: steward._advert is not None and steward._advert.is_draining)
+        await steward.stop()
+
+    run_test(main())
+
+
+def test_a_model_that_the_swarm_serves_no_more_is_given_up_though_nobody_else_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        roster = Roster(record())
+        steward, node = make(tmp_path, roster, [])
+        duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record())
+        whole = Stage(0, 8, True, True)
+        server: Any = FakeServer(whole, sessions=1)
+        duty.shards[server] = ShardPhase.SERVING
+        duty.hysteresis = Hysteresis((whole,))
+        steward.on_view(view(advert(KEYS[0], allows_serving=True, memory_budget_bytes=GIB)))
+        await steward._round()
+        assert duty.shards == {server: ShardPhase.SERVING}
+        roster.served = ()
+        await steward._round()
+        assert duty.shards == {server: ShardPhase.DRAINING}, "the session that runs keeps it"
+        server.core.session_count = 0
+        await steward._round()
+        assert steward.duties == {}
+        await turns(lambda: node.removed == [server])
+
+    run_test(main())
+
+
+def test_nobody_drains_for_the_sake_of_one_who_leaves_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        steward, _ = make(tmp_path, Roster(record()), [])
+        duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record())
+        other = advert(KEYS[1], shards=(shard(0, 8),), allows_serving=True, memory_budget_bytes=GIB)
+        assert steward._planned_stages(duty, view(other)) == [Stage(0, 8, True, True)]
+        assert steward._planned_stages(duty, view(msgspec.structs.replace(other, is_draining=True))) == []
+
+    run_test(main())
+
+
+def test_what_one_model_takes_of_a_machine_another_does_not_get(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        words = (record("a", "a" * 64, context_tokens=1), record("b", "b" * 64, context_tokens=1))
+        steward, _ = make(tmp_path, Roster(*words), [])
+        for word in words:
+            steward.duties[word.weights_sha256] = duty_of(monkeypatch, word)
+        room = 12_000  # for one of the two, and half of the other
+        here = view(advert(KEYS[0], allows_serving=True, memory_budget_bytes=room))
+        first, second = (steward.duties[word.weights_sha256] for word in words)
+        steward._follow(first, here)
+        steward._follow(second, here)
+        assert first.plan is not None
+        assert second.plan is None
+        assert "bytes" in second.problem
+
+    run_test(main())
+
+
+def test_a_changed_record_of_a_model_changes_what_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    duty = duty_of(monkeypatch, record(context_tokens=100))
+    duty.set_record(record(context_tokens=200))
+    assert duty.costs.context_tokens == 200
+
+
+def test_a_node_that_failed_twice_is_not_planned_with_until_it_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        steward, _ = make(tmp_path, Roster(record()), [])
+        duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record())
+        steward._failed(duty, "the disk is full")
+        assert steward._own_advert().allows_serving, "once is no rule"
+        steward._failed(duty, "the disk is full")
+        assert not steward._own_advert().allows_serving
+        duty.retry_at_s = 0.0
+        assert steward._own_advert().allows_serving
+
+    run_test(main())
+
+
+def test_a_worker_that_keeps_dying_while_it_loads_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steward_module, "_LOAD_LOOK_S", 0.0)
+
+    async def main() -> None:
+        steward, _ = make(tmp_path, Roster(), [])
+        never = asyncio.Event()
+        server: Any = SimpleNamespace(
+            start=never.wait, supervisor=SimpleNamespace(needs_attention=True), shard_id="model:0-7"
+        )
+        with pytest.raises(ShardUnavailable, match="keeps dying"):
+            await steward._started(server)
+
+    run_test(main())
+
+
+def test_two_names_of_the_same_weights_are_one_model_and_there_is_a_limit(tmp_path: Path) -> None:
+    async def main() -> None:
+        many = [record(f"m{number:03}", f"{number:064x}") for number in range(100)]
+        steward, _ = make(tmp_path, Roster(record("a"), record("b"), *many), [])
+        assert [each.subject for each in steward._served()][:2] == ["a", "m000"]
+        assert len(steward._served()) == MAX_SPEEDS
+        assert max(MAX_SPEEDS, MAX_HELD, MAX_SHARDS) == 64
+
+    run_test(main())
+
+
+def test_a_change_of_plan_waits_for_three_rounds_of_some_seconds_however_much_news_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        steward, _ = make(tmp_path, Roster(record()), [])
+        duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record(context_tokens=1))
+        half, clock = Stage(0, 4, True, False), [1000.0]
+        duty.hysteresis = Hysteresis((half,))
+        monkeypatch.setattr(steward, "_loop", SimpleNamespace(time=lambda: clock[0]))
+        monkeypatch.setattr(steward, "_act", lambda duty, view: None)
+        here = view(
+            advert(KEYS[0], allows_serving=True, memory_budget_bytes=GIB),
+            advert(KEYS[1], shards=(shard(0, 8),)),  # everything is served, and this node might as well hold all of it
+        )
+        for _ in range(50):
+            steward._follow(duty, here)
+            clock[0] += 0.05
+        assert duty.wanted == half
+        for _ in range(250):
+            steward._follow(duty, here)
+            clock[0] += 0.05
+        assert duty.wanted == Stage(0, 8, True, True)
+
+    run_test(main())
+
+
+def test_links_are_told_anew_only_when_they_have_changed_for_good(tmp_path: Path) -> None:
+    async def main() -> None:
+        steward, _ = make(tmp_path, Roster(), [])
+        measured = [(LinkFigures(KEYS[1].node_id, 300),), (LinkFigures(KEYS[1].node_id, 5000),)]
+        steward._link_figures = lambda: measured[0]
+        before = steward._own_advert()
+        steward._link_figures = lambda: measured[1]
+        assert steward._own_advert() == before
+
+    run_test(main())
