@@ -1,4 +1,7 @@
-"""The page of a real node in a real swarm of three: what it shows is what is there, and the chaos button's verdict is true."""
+"""The page of a real node in a real swarm of three: what it shows is what is there, and the chaos button's verdict is true.
+
+POTLUCK_PICTURES=docs/pictures takes the documentation's pictures on the way, so that every figure in them was measured.
+"""
 
 import os
 import signal
@@ -41,6 +44,17 @@ def page(browser: Browser, swarm: RealSwarm) -> Iterator[PotluckPage]:
     opened.close()
 
 
+def keep_pictures(page: PotluckPage, light: str, dark: str | None = None) -> None:
+    folder = os.environ.get("POTLUCK_PICTURES")
+    if not folder:
+        return
+    page.tab.wait_for_timeout(1500)  # so that a running answer has text and times to show
+    page.tab.screenshot(path=Path(folder) / f"{light}.png")
+    if dark is not None:
+        page.tab.emulate_media(color_scheme="dark")
+        page.tab.screenshot(path=Path(folder) / f"{dark}.png")
+
+
 def test_the_strip_shows_what_the_nodes_hold_and_a_chat_streams(page: PotluckPage, swarm: RealSwarm) -> None:
     first = swarm.nodes[0]
     state = first.state()
@@ -57,9 +71,22 @@ def test_the_chaos_button_kills_a_shard_and_the_text_stays_identical(page: Potlu
     page.ask("Write a short story about a kitchen where everybody brings a dish.")
     page.part("chaos").click(timeout=30_000)
     assert page.wait_for_verdict(120) == "identical"
-    folder = os.environ.get("POTLUCK_PICTURES")
-    if folder:
-        page.tab.screenshot(path=str(Path(folder) / "page-chaos.png"))
+    page.ask("And what should I bring? Write a long list, with a reason for every dish.")
+    expect(page.part("stage")).not_to_have_count(0, timeout=30_000)
+    keep_pictures(page, "page-light", "page-dark")
+
+
+def test_on_a_phone_chat_and_swarm_are_two_views(browser: Browser, swarm: RealSwarm) -> None:
+    options = {"is_mobile": True, "has_touch": True, "device_scale_factor": 2}
+    api = swarm.nodes[0].wait_until_up()["api"]
+    page = PotluckPage.open(browser, f"http://{api}/", width=390, height=844, **options)
+    page.ask("What is a potluck dinner, and why do people like it?")
+    page.wait_until_answered(60)
+    keep_pictures(page, "page-phone-chat")
+    page.part("view-swarm").click()
+    expect(page.part("strip")).to_be_visible()
+    keep_pictures(page, "page-phone-swarm")
+    page.close()
 
 
 def test_a_machine_that_dies_disappears_from_the_strip_and_is_reported(page: PotluckPage, swarm: RealSwarm) -> None:
