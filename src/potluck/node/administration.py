@@ -180,9 +180,15 @@ class NodeAdministration(Administration):
                 for member in roster.members()
             ],
             "plans": [self._plan_details(duty) for duty in self._swarm.steward.duties.values()],
+            "duplicates": self._duplicates(),
             "counters": dict(self._swarm.node.counters),
             "listen": self._swarm.address,
         }  # fmt: skip
+
+    def _duplicates(self) -> list[dict[str, Any]]:
+        """Ids under which two machines speak, and where each says that it is."""
+        twins = () if self._swarm.view is None else self._swarm.view.duplicates
+        return [{"node": twin.node.hex(), "addresses": [list(each) for each in twin.addresses]} for twin in twins]
 
     def _plan_details(self, duty: ModelDuty) -> dict[str, Any]:
         plan = duty.plan
