@@ -12,8 +12,8 @@ import pytest
 
 from potluck.cli import main
 from potluck.core.errors import PotluckError
+from potluck.testing.real_swarm import MODEL, real_swarm
 from potluck.testing.swarm_process import SwarmProcess
-from tests.support.real_swarms import MODEL, real_swarm
 
 QUESTION = "Name three things that people bring to a potluck dinner."
 

@@ -98,6 +98,19 @@ def test_restarting_any_node_loses_nothing(swarm: RealSwarm) -> None:
         assert [m["id"] for m in again.command("members")["members"]] == [m["id"] for m in members]
 
 
+def test_a_founder_that_is_killed_soon_and_comes_back_elsewhere_finds_the_others(swarm: RealSwarm) -> None:
+    first = swarm.up("first", *HERE, "--no-serve")
+    second = swarm.join("second", invite_of(first), *HERE, "--no-serve")
+    first.wait(lambda: len(first.state()["nodes"]) == 2 and (first.home / "peers").exists(), 30)
+    first.signal(signal.SIGKILL)
+    first.process.wait(10)
+    again = swarm.up("first", *HERE, "--no-serve", has_model=False)  # on another port, which nobody has been told
+    again.wait(lambda: sum(node["state"] == "online" for node in again.state()["nodes"]) == 2, 30)
+    with pytest.raises(PotluckError, match="running already"):
+        swarm.up("second", *HERE, has_model=False)
+    assert second.process.poll() is None
+
+
 def test_when_the_only_holder_dies_a_survivor_loads_the_layers_and_the_answer_goes_on(swarm: RealSwarm) -> None:
     first = swarm.up("first", *HERE, "--max-layers", "20")
     second = swarm.join("second", invite_of(first), *HERE, "--max-layers", "15")

@@ -193,7 +193,7 @@ class Node:
         if isinstance(message, SwarmMessage):
             return self.on_swarm_message(sender, message)
         if isinstance(message, Chaos):
-            return self._suffer()
+            return self._suffer(sender)
         if isinstance(message, BulkLink | GetHoldings | Holdings | GetChunk | ChunkData):
             self.counters["for_bulk_links_only"] += 1
             return None
@@ -244,10 +244,11 @@ class Node:
         self.orchestrator.on_lost(node, reason)
         self.on_peer_lost(node, reason)
 
-    def _suffer(self) -> None:
-        """Kills this node's workers, as the chaos button wants it."""
-        self.counters["chaos" if self.allows_chaos else "chaos_refused"] += 1
-        if self.allows_chaos:
+    def _suffer(self, sender: bytes) -> None:
+        """Kills this node's workers, as the chaos button of somebody who may also ask wants it."""
+        may_ask = self._admission is None or self._admission.keeper.roster.may_ask(sender)
+        self.counters["chaos" if self.allows_chaos and may_ask else "chaos_refused"] += 1
+        if self.allows_chaos and may_ask:
             for shard in self.shards:
                 shard.supervisor.kill()
 

@@ -270,8 +270,9 @@ class Steward:
         wanted = None if self.is_leaving else wanted
         if duty.is_busy and not self.is_leaving:
             wanted = duty.wanted  # first what was begun; a plan that is still better then will be made again
-        is_calm = is_covered(view, duty.costs) and not self.is_leaving
-        if not is_calm or duty.hysteresis.followed is None or self._loop.time() >= duty.replan_at_s:
+        # A node that holds nothing disturbs nothing by taking something.
+        is_calm = is_covered(view, duty.costs) and not self.is_leaving and duty.wanted is not None
+        if not is_calm or self._loop.time() >= duty.replan_at_s:
             # News makes rounds at any moment; a change that was wanted three times within one is not wanted for long.
             duty.replan_at_s = self._loop.time() + _REPLAN_S
             duty.hysteresis = duty.hysteresis.after((wanted,), is_covered=is_calm)

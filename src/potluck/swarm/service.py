@@ -33,7 +33,7 @@ from potluck.wire.messages import SwarmMessage
 _LOG = logging.getLogger(__name__)
 TICK_S = 0.25
 _VIEW_DELAY_S = 0.05  # so that a burst of changes makes one view
-_SAVE_EVERY_S = 60.0
+_SAVE_LOOK_S = 2.0  # a node may be killed at any moment, and find nobody again where they were not written down
 _MAX_DIALS = 32
 _FAREWELL_S = 0.2
 
@@ -203,13 +203,17 @@ class SwarmService:
     # ------------------------------------------------------------ files
 
     async def _keep_files(self) -> None:
+        kept: list[tuple[bytes, tuple[str, ...]]] = []
         while True:
-            await asyncio.sleep(_SAVE_EVERY_S)
-            await asyncio.to_thread(self._save, self._known_peers())
+            await asyncio.sleep(_SAVE_LOOK_S)
+            known = self._known_peers()
+            if known != kept or self.membership.incarnation != self._stored_incarnation:
+                kept = known
+                await asyncio.to_thread(self._save, known)
 
     def _known_peers(self) -> list[tuple[bytes, tuple[str, ...]]]:
         adverts = self.membership.gossip.adverts()
-        return [(advert.node, advert.addresses) for advert in adverts if advert.node != self._node]
+        return sorted((advert.node, advert.addresses) for advert in adverts if advert.node != self._node)
 
     def _save(self, peers: list[tuple[bytes, tuple[str, ...]]]) -> None:
         try:

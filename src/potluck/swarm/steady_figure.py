@@ -4,7 +4,7 @@ Everybody's plan follows such figures, and layers move after plans: a minute's l
 """
 
 FACTOR = 2.0
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class SteadyFigure:

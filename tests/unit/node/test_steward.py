@@ -253,6 +253,22 @@ def test_a_change_of_plan_waits_for_three_rounds_of_some_seconds_however_much_ne
     run_test(main())
 
 
+def test_a_node_that_holds_nothing_takes_what_the_plan_gives_it_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        steward, _ = make(tmp_path, Roster(record()), [])
+        duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record(context_tokens=1))
+        monkeypatch.setattr(steward, "_act", lambda duty, view: None)
+        served = advert(KEYS[1], shards=(shard(0, 8),))
+        steward._follow(duty, view(served, advert(KEYS[2], allows_serving=True, memory_budget_bytes=GIB)))
+        assert duty.wanted is None, "nobody knows yet what this node offers"
+        steward._follow(duty, view(served, advert(KEYS[0], allows_serving=True, memory_budget_bytes=GIB)))
+        assert duty.wanted == Stage(0, 8, True, True)
+
+    run_test(main())
+
+
 def test_links_are_told_anew_only_when_they_have_changed_for_good(tmp_path: Path) -> None:
     async def main() -> None:
         steward, _ = make(tmp_path, Roster(), [])
