@@ -40,5 +40,5 @@ def test_refusals_are_counted_and_not_hidden() -> None:
 
 
 def test_what_cannot_be_measured_is_one_line_and_not_a_traceback() -> None:
-    with pytest.raises(BenchmarkFailed, match="no-such-model"):
+    with pytest.raises(BenchmarkFailed, match="model_not_found"):
         measured(AdmissionSettings(), model="no-such-model", clients=(1,))
