@@ -2,7 +2,10 @@
 
 import asyncio
 
+import pytest
+
 from potluck.bench.api import ApiBenchSettings, ApiReport, bench_api
+from potluck.core.errors import BenchmarkFailed
 from potluck.gateway.admission import AdmissionSettings
 from potluck.gateway.responding import ServiceSettings
 from potluck.gateway.server import GatewayServer, GatewaySettings
@@ -34,3 +37,8 @@ def test_refusals_are_counted_and_not_hidden() -> None:
     [load] = measured(limits, clients=(4,), tokens=50, requests_per_client=1).loads
     assert load.refused >= 1
     assert load.answers + load.refused == 4
+
+
+def test_what_cannot_be_measured_is_one_line_and_not_a_traceback() -> None:
+    with pytest.raises(BenchmarkFailed, match="model_not_found"):
+        measured(AdmissionSettings(), model="no-such-model", clients=(1,))

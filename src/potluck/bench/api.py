@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import httpx
 import msgspec
 
 from potluck.client import ApiError, AsyncClient, Text, Usage
@@ -58,15 +59,25 @@ class _Seen:
 
 async def bench_api(settings: ApiBenchSettings, say: Say) -> ApiReport:
     async with AsyncClient(settings.url, settings.key, settings.model) as client:
-        models = await client.models()
-        if not models:
-            raise BenchmarkFailed(f"{settings.url} serves no model now")
-        await client.ask(_QUESTION, max_tokens=4, temperature=0)  # whoever loads on demand has loaded now
+        models = await _warmed_up(client, settings)
         loads = []
         for count in settings.clients:
             say(f"{count} clients")
             loads.append(await _load(client, settings, count))
     return ApiReport(settings.url, settings.model or models[0], settings.tokens, tuple(loads))
+
+
+async def _warmed_up(client: AsyncClient, settings: ApiBenchSettings) -> list[str]:
+    """What is on offer; whoever loads on demand has loaded now."""
+    try:
+        models = await client.models()
+        if models:
+            await client.ask(_QUESTION, max_tokens=4, temperature=0)
+    except (ApiError, httpx.HTTPError) as error:
+        raise BenchmarkFailed(f"{settings.url} cannot be measured: {error}") from None
+    if not models:
+        raise BenchmarkFailed(f"{settings.url} serves no model now")
+    return models
 
 
 async def _load(client: AsyncClient, settings: ApiBenchSettings, count: int) -> LoadFigures:
