@@ -193,11 +193,9 @@ class NodeAdministration(Administration):
             "addresses": self._swarm.steward.addresses,
             "processes": self._processes(),
             "peers": self._peers(),
-            "duplicates": self._duplicates(),
             "discovery": self._discovery(),
         }  # fmt: skip
 
-<<<<<<< HEAD
     def _processes(self) -> dict[str, Any]:
         workers = [
             {"shard": shard.shard_id, "pid": pid, "memory_bytes": _resident_bytes(pid)}
@@ -250,12 +248,6 @@ class NodeAdministration(Administration):
         return await self._measuring.measure(
             WeightSource(seen.advert.node, seen.address), seen.advert.held[0].weights_sha256
         )
-=======
-    def _duplicates(self) -> list[dict[str, Any]]:
-        """Ids under which two machines speak, and where each says that it is."""
-        twins = () if self._swarm.view is None else self._swarm.view.duplicates
-        return [{"node": twin.node.hex(), "addresses": [list(each) for each in twin.addresses]} for twin in twins]
->>>>>>> wip-review
 
     def _plan_details(self, duty: ModelDuty) -> dict[str, Any]:
         plan = duty.plan
