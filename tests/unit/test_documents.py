@@ -82,6 +82,12 @@ def test_every_command_that_users_are_told_to_type_exists(document: Path) -> Non
     assert commands_named_in(document) - known_commands() - ANNOUNCED_COMMANDS == set()
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_piece_of_python_is_python(document: Path) -> None:
+    for number, source in enumerate(re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)):
+        compile(source, f"{name_of(document)}, piece {number}", "exec")
+
+
 def test_the_guides_name_commands_at_all() -> None:
     named = set().union(*map(commands_named_in, FOR_USERS))
     assert {"up", "join", "invite", "expel", "doctor", "bench weights"} <= named
