@@ -52,6 +52,8 @@ app.command("doctor")(doctor.doctor)
 app.command("plan")(swarm.plan)
 app.command("members")(swarm.members)
 app.command("expel")(swarm.expel)
+app.command("trust")(swarm.entrust)
+app.command("withdraw")(swarm.withdraw)
 app.command("leave")(swarm.leave)
 app.command("pull")(models.pull)
 app.command("models")(models.models)
@@ -98,13 +100,15 @@ potluck up                       bring this machine into its swarm; the first ti
 potluck invite                   print the line that brings another machine in
 potluck join INVITE              … and type it there
 potluck chat                     talk to the swarm
-potluck ask "..."                ask one question, on this machine alone or --via others
+potluck ask "..."                ask one question
 potluck status                   who holds which layers, and what is missing
 potluck top                      the same, live
 potluck trace                    why was an answer slow, hop by hop
 potluck doctor                   find out what is wrong
 potluck plan                     who should hold what, and how fast that would be
-potluck members, expel, leave    who belongs; put one out; end this machine's node in good order
+potluck members, trust, expel    who belongs and what each may do; put one out
+potluck withdraw MODEL           serve a model no longer
+potluck leave                    end this machine's node in good order
 potluck pull, models, remove     the models on this machine
 potluck config                   every setting, and where it came from
 potluck service install          run in the background from login on

@@ -25,6 +25,7 @@ from potluck.core.errors import BadRequest
 
 if TYPE_CHECKING:
     from potluck.trust.keeper import SwarmKeeper
+    from potluck.trust.records import Trust
 
 
 def join(
@@ -63,12 +64,8 @@ def invite(
 ) -> None:
     """Print one line to paste on another machine, which brings it into this swarm."""
     from potluck.trust.invites import encode_invite
-    from potluck.trust.records import Trust
 
-    try:
-        level = Trust(trust)
-    except ValueError:
-        raise BadRequest(f"--trust is one of {', '.join(Trust)}, not {trust}") from None
+    level = _trust_level(trust)
     now_s, good_s = time.time(), _duration_s(expires)
     addresses = running_node().addresses
     made = _keeper().invite(level, uses, int(now_s) + good_s, addresses, now_s)
@@ -77,7 +74,7 @@ def invite(
         return print_json({"invite": text, "command": f"potluck join {text}", "expires_at": int(now_s) + good_s})
     print(f"potluck join {text}")
     notice(
-        f"good for {uses} machine{'s' if uses > 1 else ''}, until {time.strftime('%a %H:%M', time.localtime(now_s + good_s))}"
+        f"good for {uses} machine{'s' if uses > 1 else ''}, until {time.strftime('%a %d %b %H:%M', time.localtime(now_s + good_s))}"
     )
     return None
 
@@ -109,13 +106,48 @@ def expel(
 ) -> None:
     """Throw a member out: its links close, and it is refused everywhere."""
     keeper = _keeper()
-    found = [each.node for each in keeper.roster.members() if each.node.hex().startswith(member.lower())]
-    if len(found) != 1:
-        raise BadRequest(f"{len(found) or 'no'} members begin with {member}; `potluck members` lists them")
-    keeper.expel(found[0])
+    node = _member(keeper, member)
+    keeper.expel(node)
     if as_json:
-        return print_json({"expelled": found[0].hex()})
-    print(f"{found[0].hex()[:8]} is expelled; the others learn of it now")
+        return print_json({"expelled": node.hex()})
+    print(f"{node.hex()[:8]} is expelled; the others learn of it now")
+    return None
+
+
+def entrust(
+    member: Annotated[str, typer.Argument(metavar="ID", help="The first characters of an id in `potluck members`.")],
+    trust: Annotated[str | None, typer.Option("--trust", help="trusted: serves layers; member: only asks.")] = None,
+    may_invite: Annotated[bool, typer.Option("--may-invite/--may-not-invite", help="Let it invite others.")] = False,
+    may_expel: Annotated[bool, typer.Option("--may-expel/--may-not-expel", help="Let it expel others.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a member may do: how far it is trusted, and whether it invites and expels in the founder's place."""
+    keeper = _keeper()
+    node = _member(keeper, member)
+    held = keeper.roster.trust_of(node)
+    level = _trust_level(trust) if trust is not None else held
+    assert level is not None
+    keeper.admit(node, level, may_invite, may_expel)
+    if as_json:
+        return print_json({"id": node.hex(), "trust": str(level), "may_invite": may_invite, "may_expel": may_expel})
+    rights = [word for is_given, word in ((may_invite, "invites"), (may_expel, "expels")) if is_given]
+    print(f"{node.hex()[:8]} is {level}{', ' + ' and '.join(rights) if rights else ''}; the others learn of it now")
+    return None
+
+
+def withdraw(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="As `potluck plan` names it.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Have the swarm serve a model no longer; `potluck up --model` brings it back."""
+    keeper = _keeper()
+    served = {each.subject: each for each in keeper.roster.models()}
+    if model not in served:
+        raise BadRequest(f"this swarm serves {', '.join(served) or 'no model'}, not {model}")
+    keeper.serve_model(model, served[model].weights_sha256, is_served=False)
+    if as_json:
+        return print_json({"withdrawn": model})
+    print(f"{model} is withdrawn; its layers are given up as the answers that use them end")
     return None
 
 
@@ -184,6 +216,22 @@ def _keeper() -> "SwarmKeeper":
     if own_swarm_file().read() is None:
         raise BadRequest("this machine belongs to no swarm; `potluck up` founds one, `potluck join INVITE` joins one")
     return SwarmKeeper(own_key(), own_swarm_file())
+
+
+def _member(keeper: "SwarmKeeper", beginning: str) -> bytes:
+    found = [each.node for each in keeper.roster.members() if each.node.hex().startswith(beginning.lower())]
+    if len(found) != 1:
+        raise BadRequest(f"{len(found) or 'no'} members begin with {beginning}; `potluck members` lists them")
+    return found[0]
+
+
+def _trust_level(text: str) -> "Trust":
+    from potluck.trust.records import Trust
+
+    try:
+        return Trust(text)
+    except ValueError:
+        raise BadRequest(f"--trust is one of {', '.join(Trust)}, not {text}") from None
 
 
 def _names() -> dict[str, str]:

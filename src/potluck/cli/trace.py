@@ -18,12 +18,12 @@ _SLOWEST_SHOWN = 5
 
 def trace(
     session: Annotated[
-        str | None, typer.Argument(metavar="[ANSWER]", help="Its number in the list; last: the newest.")
+        str | None, typer.Argument(metavar="[ANSWER]", help="Its name in the list; last: the newest.")
     ] = None,
     slowest: Annotated[int, typer.Option("--slowest", min=0, max=100, help="How many slow tokens.")] = _SLOWEST_SHOWN,
     as_json: JsonOption = False,
 ) -> None:
-    """Show where an answer's time went, hop by hop; without a number: list the answers that are kept."""
+    """Show where an answer's time went, hop by hop; without a name: list the answers that are kept."""
     from potluck.orchestrator.tracing import TraceSummary, TraceView
 
     told = call("GET", "/potluck/traces")
@@ -33,8 +33,8 @@ def trace(
         if not told["traces"]:
             raise BadRequest('no answer has been written here yet; try: potluck chat, or potluck ask "..."')
         session = str(told["traces"][-1]["id"])
-    if not session.isdecimal():
-        raise BadRequest("an answer has a number; `potluck trace` lists them")
+    if not session.replace("-", "").replace("_", "").isalnum() or not session.isascii():
+        raise BadRequest("that is no answer's name; `potluck trace` lists them")
     found = call("GET", f"/potluck/trace/{session}")
     if as_json:
         return print_json(found)
@@ -54,7 +54,7 @@ def _print_list(summaries: "Sequence[TraceSummary]") -> None:
     ]  # fmt: skip
     header = ("ANSWER", "MODEL", "STATE", "TOKENS", "FIRST MS", "MEAN MS", "SLOWEST MS", "FAILOVERS")
     print(format_table(header, rows, right=(3, 4, 5, 6, 7)))
-    return print("more: potluck trace NUMBER")
+    return print("more: potluck trace ANSWER")
 
 
 class Hop(NamedTuple):

@@ -21,6 +21,7 @@ from potluck.gateway.guarding import GuardSettings
 from potluck.gateway.responding import Service, ServiceSettings
 from potluck.net.addresses import format_address, parse_address
 
+_ANY_HOST = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 _HEADER_PATIENCE_S = 10.0
 _MAX_HEADER_BYTES = 32 << 10
 _MAX_CONNECTIONS = 4096
@@ -80,7 +81,9 @@ class GatewayServer:
 
     @property
     def url(self) -> str:
-        return f"http://{self.address}"
+        """As one would type it on this machine."""
+        host, port = parse_address(self.address)
+        return f"http://{format_address('127.0.0.1' if host in _ANY_HOST else host, port)}"
 
     async def start(self) -> str:
         """The address with the port that was bound. Raises OSError where it is taken, BadRequest where it is none."""
