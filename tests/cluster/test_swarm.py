@@ -125,3 +125,22 @@ def test_when_the_only_holder_dies_a_survivor_loads_the_layers_and_the_answer_go
     second.process.wait(10)
     swarm.join("fourth", fourth_invite, *HERE, "--max-layers", "20")
     assert answer.finish() == expected
+
+
+def test_the_founder_delegates_inviting_and_a_model_is_withdrawn_and_brought_back(swarm: RealSwarm) -> None:
+    first = swarm.up("first", *HERE)
+    second = swarm.join("second", invite_of(first), *HERE)
+    second.wait(lambda: len(second.state()["nodes"]) == 2, 30)
+    with pytest.raises(PotluckError, match="may not invite"):
+        second.command("invite")
+    assert first.command("trust", second.node[:10], "--may-invite")["may_invite"] is True
+    second.wait(
+        lambda: any(each["may_invite"] and each["id"] == second.node for each in second.command("members")["members"]),
+        30,
+    )
+    third = swarm.join("third", invite_of(second), *HERE)
+    first.wait(lambda: len(first.state()["nodes"]) == 3, 30)
+    assert third.command("members")["swarm"] == first.command("members")["swarm"]
+    first.wait(first.can_answer, 60)
+    first.command("withdraw", "smollm2-135m")
+    first.wait(lambda: all(not node["shards"] for node in first.state()["nodes"]), 60)
