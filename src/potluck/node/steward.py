@@ -238,7 +238,8 @@ class Steward:
             self._looking.discard(weights_sha256)
 
     async def _stored_model(self, weights_sha256: str) -> StoredModel | None:
-        if weights_sha256 not in self._stored:
+        """Once it is here it stays; until then it is looked for again, as its user may have pulled it."""
+        if self._stored.get(weights_sha256) is None:
             self._stored[weights_sha256] = await asyncio.to_thread(self._read_stored, weights_sha256)
         return self._stored[weights_sha256]
 
@@ -248,7 +249,7 @@ class Steward:
 
     def _sources(self, weights_sha256: str, view: View) -> list[WeightSource]:
         return [
-            WeightSource(seen.advert.node, seen.address)
+            WeightSource(seen.advert.node, seen.address, seen.advert.addresses[1:])
             for seen in view.usable()
             if not seen.is_own and any(held.weights_sha256 == weights_sha256 for held in seen.advert.held)
         ]

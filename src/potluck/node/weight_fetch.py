@@ -56,10 +56,11 @@ Outside = Callable[[str, int], bytes]
 
 
 class WeightSource(msgspec.Struct, frozen=True):
-    """A peer that may have some of the weights, and where it listens."""
+    """A peer that may have some of the weights, and where it listens; `others` are tried where `address` leads nowhere."""
 
     node: bytes
     address: str
+    others: tuple[str, ...] = ()
 
 
 class FetchReport(msgspec.Struct, frozen=True):
@@ -88,7 +89,16 @@ class _Peer:
         self._waiting: dict[int, asyncio.Future[tuple[Message, bytes]]] = {}
 
     async def dial(self, transport: Transport) -> None:
-        self._link = await transport.dial(self.source.address, self.source.node, self, DIAL_TIMEOUT_S)
+        """Raises what the last of its addresses did, where none leads to it."""
+        *first, last = (self.source.address, *self.source.others)
+        for address in first:
+            try:
+                self._link = await transport.dial(address, self.source.node, self, DIAL_TIMEOUT_S)
+                break
+            except (PotluckError, OSError):  # a network that this machine is not on
+                continue
+        else:
+            self._link = await transport.dial(last, self.source.node, self, DIAL_TIMEOUT_S)
         self._link.send(BulkLink())
 
     async def question(self, make: Callable[[int], Message]) -> tuple[Message, bytes]:

@@ -279,3 +279,15 @@ def test_links_are_told_anew_only_when_they_have_changed_for_good(tmp_path: Path
         assert steward._own_advert() == before
 
     run_test(main())
+
+
+def test_a_model_that_is_pulled_while_the_node_runs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        steward, _ = make(tmp_path, Roster(record()), [])
+        there: list[Any] = [None, "stored"]
+        monkeypatch.setattr(steward, "_read_stored", lambda weights: there.pop(0))
+        assert await steward._stored_model(WEIGHTS) is None
+        assert await steward._stored_model(WEIGHTS) == "stored"
+        assert await steward._stored_model(WEIGHTS) == "stored"
+
+    run_test(main())
