@@ -5,12 +5,15 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from potluck.core.errors import PeerRefused
 from potluck.identity.keys import NodeKey
 from potluck.identity.signed import Signed
 from potluck.net.peers import PeerLinks
 from potluck.net.tls import TlsTransport
 from potluck.swarm.discovery import DiscoverySettings
+from potluck.swarm.events import Outcome
 from potluck.swarm.interfaces import Interface
 from potluck.swarm.service import SwarmService, SwarmSettings
 from potluck.swarm.view import View
@@ -142,5 +145,28 @@ def test_members_find_each_other_by_mdns_and_strangers_get_no_link(tmp_path: Pat
         assert not first.links.is_linked(KEYS[4].node_id)
         for machine in (first, second, stranger):
             await machine.stop()
+
+    run_test(main())
+
+
+def test_a_tick_that_fails_is_not_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        first = await Machine(KEYS[0], tmp_path / "0", KEYS[:2]).start()
+        tick, failed = first.service.membership.tick, asyncio.Event()
+
+        def fail_once(now_s: float) -> Outcome:
+            if failed.is_set():
+                return tick(now_s)
+            failed.set()
+            raise ValueError("what nobody thought of")
+
+        monkeypatch.setattr(first.service.membership, "tick", fail_once)
+        await failed.wait()
+        second = await Machine(KEYS[1], tmp_path / "1", KEYS[:2]).start(first.listener.address)
+        await until(lambda: all(machine.sees(*KEYS[:2]) for machine in (first, second)))
+        await second.die()
+        await until(lambda: first.sees(KEYS[0]))  # it noticed, which takes ticks
+        first.service.failure = None
+        await first.stop()
 
     run_test(main())

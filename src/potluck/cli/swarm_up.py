@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "smollm2-135m"
 _HOLDER_WAIT_S = 60.0
+_MOST_NAME_CHARACTERS = 64
 DEFAULT_SWARM_LISTEN = "0.0.0.0:7475"
 
 
@@ -54,6 +55,8 @@ async def run_swarm_node(options: SwarmOptions, invite: "Invite | None" = None) 
 
     began_s = time.monotonic()
     _require_enabled()
+    if len(options.name) > _MOST_NAME_CHARACTERS:
+        raise BadRequest(f"--name has at most {_MOST_NAME_CHARACTERS} characters")
     with own_run_file().held():  # before anything is founded or redeemed: two nodes of one home would be one twice
         key, store = own_key(), open_store()
         if invite is not None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from potluck.core.errors import BadRequest, ModelNotFound, PotluckError
+from potluck.core.errors import BadRequest, ModelNotFound, NotEntitled, PotluckError
 from potluck.core.model_facts import ModelFacts
 from potluck.core.sampling_params import SamplingParams
 from potluck.gateway.answering import Answer, ModelCard, OpenModel
@@ -86,6 +86,8 @@ class NodeAnswering:
         return [await self._card(info) for info in self._offers()]
 
     async def open(self, name: str | None) -> OpenModel:
+        if not self._node.may_ask:  # every shard would refuse, and the request wait for one that does not
+            raise NotEntitled("this node may not ask in its swarm; that takes an invite with --trust member")
         names = sorted({info.model for info in self._offers()})
         if name is None and len(names) > 1:
             raise BadRequest(f"several models are on offer ({', '.join(names)}); name one of them", "model")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from potluck.core.errors import ShardUnavailable
+from potluck.core.errors import PotluckError, ShardUnavailable
 from potluck.identity.keys import short_id
 from potluck.net.link import Link, Transport
 from potluck.net.peers import DIAL_TIMEOUT_S
@@ -17,10 +17,11 @@ ANSWER_TIMEOUT_S = 10.0
 
 
 class WeightSource(msgspec.Struct, frozen=True):
-    """A peer that may have some of the weights, and where it listens."""
+    """A peer that may have some of the weights, and where it listens; `others` are tried where `address` leads nowhere."""
 
     node: bytes
     address: str
+    others: tuple[str, ...] = ()
 
 
 class BulkPeer:
@@ -35,7 +36,16 @@ class BulkPeer:
         self._waiting: dict[int, asyncio.Future[tuple[Message, bytes]]] = {}
 
     async def dial(self, transport: Transport) -> None:
-        self._link = await transport.dial(self.source.address, self.source.node, self, DIAL_TIMEOUT_S)
+        """Raises what the last of its addresses did, where none leads to it."""
+        *first, last = (self.source.address, *self.source.others)
+        for address in first:
+            try:
+                self._link = await transport.dial(address, self.source.node, self, DIAL_TIMEOUT_S)
+                break
+            except (PotluckError, OSError):  # a network that this machine is not on
+                continue
+        else:
+            self._link = await transport.dial(last, self.source.node, self, DIAL_TIMEOUT_S)
         self._link.send(BulkLink())
 
     async def question(self, make: Callable[[int], Message]) -> tuple[Message, bytes]:

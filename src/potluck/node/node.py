@@ -154,6 +154,12 @@ class Node:
         except BadSwarmFile as error:  # a full disk, perhaps: what is known stays known, and it is tried again
             _LOG.error("%s", error)
 
+    @property
+    def may_ask(self) -> bool:
+        """Whether others would answer this node; a node that has just joined does not know yet, and tries."""
+        roster = None if self._admission is None else self._admission.keeper.roster
+        return roster is None or roster.trust_of(self.id) is None or roster.may_ask(self.id)
+
     def _may_link(self, node: bytes) -> bool:
         return self._admission is None or self._admission.keeper.may_link(node)
 

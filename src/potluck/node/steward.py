@@ -41,6 +41,7 @@ _REPLAN_S = 5.0  # of a swarm that serves everything; where layers lack a holder
 _KEEP_WITHIN = 0.3  # what is held stays unless a plan is better by so much: measured figures are no better than that
 _RETRY_S = (2.0, 10.0, 30.0, 60.0)  # after a fetch or load that failed
 _UNWELL_AFTER = 2  # such failures in a row
+_WELL_AFTER_S = 60.0
 _LOAD_LOOK_S = 0.5  # between looks whether a worker that loads keeps dying
 
 
@@ -73,6 +74,7 @@ class ModelDuty:
         self.is_loading = False
         self.failures = 0
         self.retry_at_s = 0.0
+        self.well_at_s = 0.0  # from when on failures of before are forgotten
         self.layer_us = SteadyFigure()
         self.replan_at_s = 0.0
 
@@ -238,7 +240,8 @@ class Steward:
             self._looking.discard(weights_sha256)
 
     async def _stored_model(self, weights_sha256: str) -> StoredModel | None:
-        if weights_sha256 not in self._stored:
+        """Once it is here it stays; until then it is looked for again, as its user may have pulled it."""
+        if self._stored.get(weights_sha256) is None:
             self._stored[weights_sha256] = await asyncio.to_thread(self._read_stored, weights_sha256)
         return self._stored[weights_sha256]
 
@@ -248,7 +251,7 @@ class Steward:
 
     def _sources(self, weights_sha256: str, view: View) -> list[WeightSource]:
         return [
-            WeightSource(seen.advert.node, seen.address)
+            WeightSource(seen.advert.node, seen.address, seen.advert.addresses[1:])
             for seen in view.usable()
             if not seen.is_own and any(held.weights_sha256 == weights_sha256 for held in seen.advert.held)
         ]
@@ -256,6 +259,7 @@ class Steward:
     # ------------------------------------------------------------ following the plan
 
     def _follow(self, duty: ModelDuty, view: View) -> None:
+        self._look_after_workers(duty)
         roster = self._roster()
         offers = node_offers(view, duty.costs, roster.may_serve, self._taken_bytes(duty))
         try:
@@ -266,7 +270,7 @@ class Steward:
             duty.plan, duty.problem = None, str(error)
             wanted = duty.wanted
         else:
-            duty.problem = "" if not duty.failures else duty.problem
+            duty.problem = "" if not duty.failures or duty.shards else duty.problem
         wanted = None if self.is_leaving else wanted
         if duty.is_busy and not self.is_leaving:
             wanted = duty.wanted  # first what was begun; a plan that is still better then will be made again
@@ -277,6 +281,16 @@ class Steward:
             duty.replan_at_s = self._loop.time() + _REPLAN_S
             duty.hysteresis = duty.hysteresis.after((wanted,), is_covered=is_calm)
         self._act(duty, view)
+
+    def _look_after_workers(self, duty: ModelDuty) -> None:
+        """A shard whose worker dies again and again serves nobody: it is given up, and others had better hold its layers."""
+        for server in [server for server, phase in duty.shards.items() if phase is not ShardPhase.LOADING]:
+            if server.supervisor.needs_attention:
+                del duty.shards[server]
+                self._own(self._node.remove_shard(server))
+                self._failed(duty, f"the worker of {server.shard_id} keeps dying; is there enough memory?")
+        if duty.shards and self._loop.time() >= duty.well_at_s:
+            duty.failures = 0
 
     def _taken_bytes(self, duty: ModelDuty) -> Counter[bytes]:
         """What the plans of the models before this one take on each node; all nodes take the models in the same order."""
@@ -359,7 +373,6 @@ class Steward:
             stored = await self._stored_model(weights)
             if stored is not None:
                 self._node.weights.offer(stored.offered())
-            duty.failures = 0
             self._say(f"fetched {report.size_bytes / 1e6:.0f} MB in {report.seconds:.1f} s")
         finally:
             duty.fetching = None
@@ -376,7 +389,7 @@ class Steward:
             self.on_changed()
             await self._started(server)
             duty.shards[server] = ShardPhase.SERVING
-            duty.failures = 0
+            duty.well_at_s = self._loop.time() + _WELL_AFTER_S
             self._say(f"serving {server.shard_id}")
         except (PotluckError, OSError) as error:
             self._failed(duty, str(error))
@@ -469,12 +482,17 @@ class Steward:
         )
 
     def _measured_layer_us(self, duty: ModelDuty) -> int:
-        """One layer for one token: measured where the shard has run, before that from the machine's reading speed."""
+        """One layer for one token: measured where the shard has run, before that from the machine's reading speed.
+
+        The output counts as the layers that it weighs as much as, as in `node_offers`: whoever holds it would look slow else, and as
+        soon as it had moved the next one.
+        """
+        average_bytes = sum(duty.costs.layer_bytes) / duty.costs.layer_count
         for server in duty.shards:
             info, stage = server.info(), server.settings.stage
+            layers = stage.stop - stage.start + (duty.costs.output_bytes / average_bytes if stage.has_output else 0.0)
             if info.step_us and stage.stop > stage.start:
-                return _coarse(info.step_us // (stage.stop - stage.start))
-        average_bytes = sum(duty.costs.layer_bytes) / duty.costs.layer_count
+                return _coarse(int(info.step_us / layers))
         return _coarse(max(1, int(average_bytes / self.settings.bytes_per_s * 1e6)))
 
     def _own(self, work: Coroutine[None, None, None]) -> None:

@@ -197,7 +197,12 @@ class SwarmService:
 
     async def _tick(self) -> None:
         while True:
-            self._apply(self.membership.tick(self._clock()))
+            try:
+                self._apply(self.membership.tick(self._clock()))
+            except Exception as error:  # a node that no longer pings would look well to itself, and dead to the others
+                if repr(error) != repr(self.failure):
+                    _LOG.exception("a tick of the swarm service failed")
+                self.failure = error
             await asyncio.sleep(TICK_S)
 
     # ------------------------------------------------------------ files

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from potluck.core.errors import PeerRefused
+from potluck.core.errors import ModelNotFound, NotEntitled, PeerRefused
 from potluck.identity.keys import NodeKey
 from potluck.net.memory import MemoryNetwork
+from potluck.node.answering import NodeAnswering
 from potluck.node.node import Node
 from potluck.trust.admission import Admission
 from potluck.trust.keeper import SwarmKeeper
@@ -93,6 +94,10 @@ def test_who_is_merely_invited_may_not_ask(tmp_path: Path) -> None:
         assert isinstance(answers[0], Refused)
         assert answers[0].code == "not_entitled"
         assert founder.counters["may_not_ask"] == 1
+        with pytest.raises(NotEntitled):  # at once, instead of trying every shard in vain
+            await NodeAnswering(guest).open(None)
+        with pytest.raises(ModelNotFound):
+            await NodeAnswering(founder).open(None)
         for node in (guest, founder):
             await node.stop()
 

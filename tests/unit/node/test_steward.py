@@ -92,10 +92,12 @@ class FakeServer:
     def __init__(self, stage: Stage, sessions: int) -> None:
         self.settings = SimpleNamespace(stage=stage)
         self.core = SimpleNamespace(session_count=sessions, is_draining=False)
+        self.supervisor = SimpleNamespace(needs_attention=False)
         self.shard_id = "model:0-7"
+        self.step_us = 0
 
     def info(self) -> ShardInfo:
-        return msgspec.structs.replace(shard(), stage=self.settings.stage)
+        return msgspec.structs.replace(shard(), stage=self.settings.stage, step_us=self.step_us)
 
 
 async def turns(is_done: Callable[[], bool]) -> None:
@@ -277,5 +279,57 @@ def test_links_are_told_anew_only_when_they_have_changed_for_good(tmp_path: Path
         before = steward._own_advert()
         steward._link_figures = lambda: measured[1]
         assert steward._own_advert() == before
+
+    run_test(main())
+
+
+def test_a_model_that_is_pulled_while_the_node_runs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        steward, _ = make(tmp_path, Roster(record()), [])
+        there: list[Any] = [None, "stored"]
+        monkeypatch.setattr(steward, "_read_stored", lambda weights: there.pop(0))
+        assert await steward._stored_model(WEIGHTS) is None
+        assert await steward._stored_model(WEIGHTS) == "stored"
+        assert await steward._stored_model(WEIGHTS) == "stored"
+
+    run_test(main())
+
+
+def test_a_shard_whose_worker_keeps_dying_is_given_up_and_its_failures_are_not_forgotten_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        steward, node = make(tmp_path, Roster(record()), [])
+        duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record())
+        server: Any = FakeServer(Stage(0, 8, True, True), sessions=0)
+        for failures in (1, 2):
+            duty.shards[server] = ShardPhase.SERVING
+            duty.well_at_s = asyncio.get_running_loop().time() + 60.0
+            steward._look_after_workers(duty)
+            assert duty.shards
+            server.supervisor.needs_attention = True
+            steward._look_after_workers(duty)
+            assert (duty.shards, duty.failures) == ({}, failures)
+            server.supervisor.needs_attention = False
+        assert not steward._own_advert().allows_serving
+        await turns(lambda: node.removed == [server, server])
+        duty.shards[server], duty.well_at_s = ShardPhase.SERVING, 0.0
+        steward._look_after_workers(duty)
+        assert duty.failures == 0
+
+    run_test(main())
+
+
+def test_who_holds_the_output_does_not_look_slower_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        steward, _ = make(tmp_path, Roster(record()), [])
+        duty = duty_of(monkeypatch, record(), layer_bytes=25)  # so that the output weighs as much as four layers
+        first: Any = FakeServer(Stage(0, 4, True, False), sessions=0)
+        last: Any = FakeServer(Stage(4, 8, False, True), sessions=0)
+        first.step_us, last.step_us = 4 * 256, (4 + 4) * 256
+        duty.shards = {first: ShardPhase.SERVING}
+        measured = steward._measured_layer_us(duty)
+        duty.shards = {last: ShardPhase.SERVING}
+        assert steward._measured_layer_us(duty) == measured == 256
 
     run_test(main())

@@ -359,3 +359,14 @@ def test_a_cancelled_fetch_leaves_nothing_running_and_goes_on_later(play: Play) 
         bench.check_bytes()
 
     play(scene)
+
+
+def test_a_peer_whose_first_address_leads_nowhere_is_found_at_another(play: Play) -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.source(bench.offered())
+        [source] = bench.sources
+        bench.sources = [WeightSource(source.node, "memory:nowhere", ("memory:neither", source.address))]
+        await bench.fetch(FIRST)
+        bench.check_bytes(FIRST)
+
+    play(scene)
