@@ -248,7 +248,7 @@ def test_a_model_under_a_new_name_is_served_anew(tmp_path: Path, monkeypatch: py
         steward.on_view(view(advert(KEYS[0])))
         for _ in range(3):
             await steward._round()
-        assert node.removed == [server]
+        await turns(lambda: node.removed == [server])
         assert steward.duties[WEIGHTS].record.subject == "new"
 
     run_test(main())
