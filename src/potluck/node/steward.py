@@ -7,7 +7,7 @@ Every node runs one and computes the whole plan for itself; nobody is in charge.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 
 import msgspec
 
@@ -42,6 +42,7 @@ _KEEP_WITHIN = 0.3  # what is held stays unless a plan is better by so much: mea
 _RETRY_S = (2.0, 10.0, 30.0, 60.0)  # after a fetch or load that failed
 _UNWELL_AFTER = 2  # such failures in a row
 _WELL_AFTER_S = 60.0
+_STORE_LOOK_S = 5.0  # between looks whether a model has come to this disk by other ways
 _LOAD_LOOK_S = 0.5  # between looks whether a worker that loads keeps dying
 
 
@@ -120,6 +121,7 @@ class Steward:
         self._tasks: set[asyncio.Task[None]] = set()
         self._advert: Advert | None = None
         self._advert_s = 0.0
+        self._store_look_s = 0.0
         self._rtts_us: dict[bytes, SteadyFigure] = {}
         self._loop = asyncio.get_running_loop()
 
@@ -176,21 +178,36 @@ class Steward:
         view = self._view
         if view is None:
             return
-        for record in self._served():
-            duty = await self._duty(record, view)
+        served = self._served()
+        await self._look_into_store(served)
+        for record in served.values():
+            duty = self._duty(record, view)
             if duty is not None:
                 self._follow(duty, view)
         for duty in list(self.duties.values()):
-            if duty.record not in self._served():
+            if duty.costs.weights_sha256 not in served:
                 self._give_up(duty, view)
         self._tell(self._loop.time())
 
-    def _served(self) -> list[ServedModel]:
-        """The swarm's models, each once: two names for the same weights are one model, under the first."""
+    def _served(self) -> dict[str, ServedModel]:
+        """The swarm's models by their weights, each once: two names for the same weights are one model, under the first."""
         by_weights: dict[str, ServedModel] = {}
         for record in self._roster().models():
             by_weights.setdefault(record.weights_sha256, record)
-        return list(by_weights.values())[:MAX_SPEEDS]
+        return by_weights
+
+    async def _look_into_store(self, served: Mapping[str, ServedModel]) -> None:
+        """What of the swarm's models is on this disk: at once for a new one, and now and then, as its user may have pulled it."""
+        lacking = [weights for weights in served if self._stored.get(weights) is None]
+        is_new = any(weights not in self._stored for weights in lacking)
+        if not lacking or (not is_new and self._loop.time() < self._store_look_s):
+            return
+        self._store_look_s = self._loop.time() + _STORE_LOOK_S
+        held = await asyncio.to_thread(lambda: {entry.weights_sha256 for entry in self._store.list()})
+        for weights in lacking:
+            self._stored[weights] = None
+            if weights in held:
+                await self._stored_model(weights)
 
     def _give_up(self, duty: ModelDuty, view: View) -> None:
         """The swarm serves it no more: nobody need take over, only the sessions that run keep their shard."""
@@ -201,14 +218,18 @@ class Steward:
             del self.duties[duty.costs.weights_sha256]
             self.on_changed()
 
-    async def _duty(self, record: ServedModel, view: View) -> ModelDuty | None:
+    def _duty(self, record: ServedModel, view: View) -> ModelDuty | None:
         """What is known of a model; None until its manifest is."""
         duty = self.duties.get(record.weights_sha256)
+        if duty is not None and duty.record.subject != record.subject:
+            self._give_up(duty, view)  # its shards have the old name, by which nobody asks any more
+            return None
         if duty is None:
-            stored = await self._stored_model(record.weights_sha256)
+            stored = self._stored.get(record.weights_sha256)
             manifest = self._manifests.get(record.weights_sha256) if stored is None else stored.manifest
             if manifest is None:
                 self._look_for_manifest(record.weights_sha256, view)
+            if manifest is None or len(self.duties) >= MAX_SPEEDS:
                 return None
             duty = ModelDuty(record, decode_manifest(manifest))
             self.duties[record.weights_sha256] = duty
@@ -240,7 +261,6 @@ class Steward:
             self._looking.discard(weights_sha256)
 
     async def _stored_model(self, weights_sha256: str) -> StoredModel | None:
-        """Once it is here it stays; until then it is looked for again, as its user may have pulled it."""
         if self._stored.get(weights_sha256) is None:
             self._stored[weights_sha256] = await asyncio.to_thread(self._read_stored, weights_sha256)
         return self._stored[weights_sha256]
@@ -295,11 +315,10 @@ class Steward:
     def _taken_bytes(self, duty: ModelDuty) -> Counter[bytes]:
         """What the plans of the models before this one take on each node; all nodes take the models in the same order."""
         taken: Counter[bytes] = Counter()
-        for record in self._served():
-            other = self.duties.get(record.weights_sha256)
+        for other in sorted(self.duties.values(), key=lambda other: other.record.subject):
             if other is duty:
                 break
-            if other is not None and other.plan is not None:
+            if other.plan is not None and not other.is_withdrawn:
                 taken.update({node: other.costs.need_bytes(stage) for node, stage in other.plan.placement})
         return taken
 

@@ -21,7 +21,7 @@ OWN, OTHER = KEYS[0].node_id, KEYS[1].node_id
 
 def administration(view: View, sent: list[tuple[bytes, object]]) -> NodeAdministration:
     links = SimpleNamespace(send=lambda node, address, message: sent.append((node, message)))
-    swarm: Any = SimpleNamespace(view=view, node=SimpleNamespace(links=links, id=OWN), on_news=[], on_changed=[])
+    swarm: Any = SimpleNamespace(view=view, node=SimpleNamespace(links=links, id=OWN, transport=None), on_news=[], on_changed=[])
     return NodeAdministration(swarm, "http://127.0.0.1:1", needs_key=False, allows_chaos=True, on_left=lambda: None)
 
 
@@ -49,7 +49,7 @@ def test_chaos_hits_a_node_that_is_there_and_is_refused_for_anything_else() -> N
 def test_ids_that_two_machines_use_are_told() -> None:
     twin = Duplicate(OTHER, (("10.0.0.1:1",), ("10.0.0.2:1",)))
     told = administration(two_nodes(duplicates=(twin,)), [])._duplicates()
-    assert told == [{"node": OTHER.hex(), "addresses": [["10.0.0.1:1"], ["10.0.0.2:1"]]}]
+    assert told == [{"id": OTHER.hex(), "addresses": [["10.0.0.1:1"], ["10.0.0.2:1"]]}]
 
 
 class Watched(NodeAdministration):

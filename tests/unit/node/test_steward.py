@@ -14,7 +14,7 @@ from potluck.node import steward as steward_module
 from potluck.node.steward import ModelDuty, Steward, StewardSettings
 from potluck.planner.costs import ModelCosts
 from potluck.planner.hysteresis import Hysteresis
-from potluck.swarm.adverts import MAX_HELD, MAX_SHARDS, MAX_SPEEDS, Advert, LinkFigures
+from potluck.swarm.adverts import MAX_SPEEDS, Advert, LinkFigures, sign_advert
 from potluck.swarm.upkeep import ShardPhase
 from potluck.swarm.view import Seen, View
 from potluck.trust.records import ServedModel
@@ -218,13 +218,55 @@ def test_a_worker_that_keeps_dying_while_it_loads_is_given_up(tmp_path: Path, mo
     run_test(main())
 
 
-def test_two_names_of_the_same_weights_are_one_model_and_there_is_a_limit(tmp_path: Path) -> None:
+def test_two_names_of_the_same_weights_are_one_model_and_there_is_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
-        many = [record(f"m{number:03}", f"{number:064x}") for number in range(100)]
-        steward, _ = make(tmp_path, Roster(record("a"), record("b"), *many), [])
-        assert [each.subject for each in steward._served()][:2] == ["a", "m000"]
-        assert len(steward._served()) == MAX_SPEEDS
-        assert max(MAX_SPEEDS, MAX_HELD, MAX_SHARDS) == 64
+        ghosts = [record(f"m{number:03}", f"{number:064x}") for number in range(100)]
+        steward, _ = make(tmp_path, Roster(record("a"), record("b"), *ghosts), [])
+        assert [each.subject for each in steward._served().values()][:2] == ["a", "m000"]
+        duty_of(monkeypatch, record())
+        monkeypatch.setattr(steward_module, "decode_manifest", lambda data: None)
+        monkeypatch.setattr(steward, "_follow", lambda duty, view: None)
+        steward._manifests = {ghost.weights_sha256: b"" for ghost in ghosts}
+        steward.on_view(view(advert(KEYS[0])))
+        await steward._round()
+        assert len(steward.duties) == MAX_SPEEDS
+        assert sign_advert(KEYS[0], steward._own_advert())
+
+    run_test(main())
+
+
+def test_a_model_under_a_new_name_is_served_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        steward, node = make(tmp_path, Roster(record("new")), [])
+        duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record("old"))
+        monkeypatch.setattr(steward_module, "decode_manifest", lambda data: None)
+        steward._manifests = {WEIGHTS: b""}
+        server: Any = FakeServer(Stage(0, 8, True, True), sessions=0)
+        duty.shards[server] = ShardPhase.SERVING
+        steward.on_view(view(advert(KEYS[0])))
+        for _ in range(3):
+            await steward._round()
+        await turns(lambda: node.removed == [server])
+        assert steward.duties[WEIGHTS].record.subject == "new"
+
+    run_test(main())
+
+
+def test_models_that_nobody_has_take_no_place_from_those_that_somebody_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        ghosts = [record(f"ghost{number:03}", f"{number:064x}") for number in range(100)]
+        steward, _ = make(tmp_path, Roster(*ghosts, record("real")), [])
+        duty_of(monkeypatch, record())
+        monkeypatch.setattr(steward_module, "decode_manifest", lambda data: None)
+        monkeypatch.setattr(steward, "_follow", lambda duty, view: None)
+        steward._manifests = {WEIGHTS: b""}
+        steward.on_view(view(advert(KEYS[0])))
+        await steward._round()
+        assert [duty.record.subject for duty in steward.duties.values()] == ["real"]
 
     run_test(main())
 
@@ -286,11 +328,17 @@ def test_links_are_told_anew_only_when_they_have_changed_for_good(tmp_path: Path
 def test_a_model_that_is_pulled_while_the_node_runs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         steward, _ = make(tmp_path, Roster(record()), [])
-        there: list[Any] = [None, "stored"]
-        monkeypatch.setattr(steward, "_read_stored", lambda weights: there.pop(0))
-        assert await steward._stored_model(WEIGHTS) is None
-        assert await steward._stored_model(WEIGHTS) == "stored"
-        assert await steward._stored_model(WEIGHTS) == "stored"
+        entries: list[Any] = []
+        monkeypatch.setattr(steward._store, "list", lambda: entries)
+        monkeypatch.setattr(steward, "_read_stored", lambda weights: "stored")
+        await steward._look_into_store(steward._served())
+        assert steward._stored == {WEIGHTS: None}
+        entries.append(SimpleNamespace(weights_sha256=WEIGHTS))
+        await steward._look_into_store(steward._served())
+        assert steward._stored == {WEIGHTS: None}, "not at every round"
+        steward._store_look_s = 0.0
+        await steward._look_into_store(steward._served())
+        assert steward._stored == {WEIGHTS: "stored"}
 
     run_test(main())
 
