@@ -21,7 +21,9 @@ OWN, OTHER = KEYS[0].node_id, KEYS[1].node_id
 
 def administration(view: View, sent: list[tuple[bytes, object]]) -> NodeAdministration:
     links = SimpleNamespace(send=lambda node, address, message: sent.append((node, message)))
-    swarm: Any = SimpleNamespace(view=view, node=SimpleNamespace(links=links, id=OWN, transport=None), on_news=[], on_changed=[])
+    swarm: Any = SimpleNamespace(
+        view=view, node=SimpleNamespace(links=links, id=OWN, transport=None), on_news=[], on_changed=[]
+    )
     return NodeAdministration(swarm, "http://127.0.0.1:1", needs_key=False, allows_chaos=True, on_left=lambda: None)
 
 
@@ -49,7 +51,7 @@ def test_chaos_hits_a_node_that_is_there_and_is_refused_for_anything_else() -> N
 def test_ids_that_two_machines_use_are_told() -> None:
     twin = Duplicate(OTHER, (("10.0.0.1:1",), ("10.0.0.2:1",)))
     told = administration(two_nodes(duplicates=(twin,)), [])._duplicates()
-    assert told == [{"id": OTHER.hex(), "addresses": [["10.0.0.1:1"], ["10.0.0.2:1"]]}]
+    assert told == [{"id": OTHER.hex(), "addresses": (("10.0.0.1:1",), ("10.0.0.2:1",))}]
 
 
 class Watched(NodeAdministration):
@@ -64,7 +66,7 @@ class Watched(NodeAdministration):
 
 def test_a_reader_of_events_that_goes_away_is_not_told_any_more() -> None:
     async def main() -> None:
-        swarm: Any = SimpleNamespace(on_news=[], on_changed=[])
+        swarm: Any = SimpleNamespace(node=SimpleNamespace(transport=None), on_news=[], on_changed=[])
         node = Watched(swarm, "", needs_key=False, allows_chaos=False, on_left=lambda: None)
         readers = [_events(node) for _ in range(3)]
         for reader in readers:
