@@ -34,6 +34,12 @@ class HostSwarm:
     def sees(self, node, count: int) -> bool:
         return sum(each["state"] == "online" for each in node.state()["nodes"]) == count
 
+    def least_holders(self, node) -> int:
+        """How many hosts serve the layer that the fewest serve, as a node sees it."""
+        shards = [shard for each in node.state()["nodes"] if each["state"] == "online" for shard in each["shards"]]
+        serving = [shard for shard in shards if shard["state"] == "serving"]
+        return min(sum(shard["first"] <= layer <= shard["last"] for shard in serving) for layer in range(30))
+
 
 @pytest.fixture
 def hosts(tmp_path: Path, models_home: Path):
@@ -50,7 +56,7 @@ def test_three_hosts_form_a_swarm_a_fourth_takes_over_and_a_pulled_cable_changes
     expected = first.ask(QUESTION, 80)
     hosts.add(3)
     first.wait(lambda: hosts.sees(first, 4), 30)
-    time.sleep(6)  # for the plan to settle with the fourth
+    first.wait(lambda: hosts.least_holders(first) >= 2, 60)  # the fourth stands by for what one host alone had
     answer = first.stream(QUESTION, 80)
     answer.wait_for_pieces(5)
     used = [stage["node"] for request in first.state()["requests"] for stage in request["stages"]]
