@@ -91,8 +91,9 @@ def test_top_prints_one_frame_and_the_state(typed: Typed) -> None:
 
 
 def test_trace_tells_where_each_token_was(typed: Typed) -> None:
-    assert typed("trace", "--json").json()["traces"][0]["tokens"] == 24
-    told = typed("trace", "1", "--json").json()
+    listed = typed("trace", "--json").json()["traces"][0]
+    assert listed["tokens"] == 24
+    told = typed("trace", listed["id"], "--json").json()
     spent = [sum(compute + queue for compute, queue in step["stages"]) for step in told["steps"]]
     assert len(spent) == 24
     assert min(spent) > 0

@@ -91,13 +91,15 @@ def test_a_refusal_is_one_line_and_the_question_can_be_asked_again(server: PageS
 
 def test_top_follows_the_swarm_until_ctrl_c(server: PageServer, tmp_path: Path) -> None:
     address = server.base_url.removeprefix("http://")
-    RunFile(tmp_path / "node.run").write(RunningNode(os.getpid(), "01" * 32, "5a" * 32, (), address))
-    terminal = Terminal(["top"], tmp_path, columns=120, kind="xterm")
-    try:
-        assert "ben-desktop" in terminal.wait_for("grandma.*no answer is being written")
-        server.do(lambda swarm: swarm.say("lost", "attic fell asleep", None))
-        terminal.wait_for("attic fell asleep")
-        terminal.type("\x03")
-        assert terminal.finish() == 0
-    finally:
-        terminal.end()
+    run_file = RunFile(tmp_path / "node.run")
+    with run_file.held():
+        run_file.write(RunningNode(os.getpid(), "01" * 32, "5a" * 32, (), address))
+        terminal = Terminal(["top"], tmp_path, columns=120, kind="xterm")
+        try:
+            assert "ben-desktop" in terminal.wait_for("grandma.*no answer is being written")
+            server.do(lambda swarm: swarm.say("lost", "attic fell asleep", None))
+            terminal.wait_for("attic fell asleep")
+            terminal.type("\x03")
+            assert terminal.finish() == 0
+        finally:
+            terminal.end()
