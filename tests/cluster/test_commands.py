@@ -99,7 +99,7 @@ def test_trace_tells_where_each_token_was(typed: Typed) -> None:
     assert min(spent) > 0
     # Token by token a head that was kept waiting sees less than the shards spent; in all it cannot.
     assert sum(spent) <= sum(step["total_ms"] for step in told["steps"]) + 10
-    assert "slowest tokens:" in typed("trace", "1").out
+    assert "slowest tokens:" in typed("trace", listed["id"]).out
     missing = typed("trace", "999")
     assert (missing.code, "potluck trace" in missing.err) == (2, True)
 
