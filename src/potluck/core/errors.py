@@ -11,6 +11,8 @@ PotluckError
 ├── ModelNotFound              model_not_found
 ├── DownloadFailed             download_failed
 ├── OutOfKvMemory              kv_budget_exceeded     the KV budget has no room left
+├── OutOfDeviceMemory          out_of_device_memory   a GPU has no room for weights and KV cache
+├── DeviceUnavailable          device_unavailable     there is no such GPU here, or no way to use it
 ├── ShardUnavailable           shard_unavailable      no shard covers some layers, or all that do are full
 ├── PipelineStalled            pipeline_stalled       no progress within the time allowed
 ├── ExperimentalDisabled       experimental_disabled  this node was told not to take part
@@ -81,6 +83,14 @@ class DownloadFailed(PotluckError):
 
 class OutOfKvMemory(PotluckError):
     code = "kv_budget_exceeded"
+
+
+class OutOfDeviceMemory(PotluckError):
+    code = "out_of_device_memory"
+
+
+class DeviceUnavailable(PotluckError):
+    code = "device_unavailable"
 
 
 class ShardUnavailable(PotluckError):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from potluck.core.errors import BadRequest, PotluckError, ShardCorruption
-from potluck.engine.cpu_engine import Step, StepResult
 from potluck.engine.sampling import Chosen
+from potluck.engine.shard_engine import Step, StepResult
 from potluck.wire.codecs import check_rows, decode, encode
 from potluck.wire.work import BatchDone, RunBatch, WorkItem, WorkOutput
 from potluck.worker.session import WorkerSession, rounded, roundings

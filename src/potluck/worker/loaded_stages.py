@@ -13,9 +13,9 @@ import numpy as np
 from potluck.core.errors import BadRequest
 from potluck.core.layers import LayerRange
 from potluck.core.sampling_params import SamplingParams
-from potluck.engine.cpu_engine import CpuEngine, EngineSettings, Step
-from potluck.engine.kernels.library import Notice
+from potluck.engine.factory import build_engine
 from potluck.engine.sampling import choose
+from potluck.engine.shard_engine import EngineSettings, Notice, ShardEngine, Step
 from potluck.weights.checkpoint import Checkpoint
 from potluck.weights.open_model import open_checkpoint
 from potluck.wire.messages import Stage
@@ -47,7 +47,7 @@ class LoadedStage:
     """An engine, and the stages that were asked for and lie within it. `around`: what it is an end of, and stays with."""
 
     stage: Stage
-    engine: CpuEngine
+    engine: ShardEngine
     step_us: int
     asked_for: set[Stage] = field(default_factory=set)
     around: "LoadedStage | None" = None
@@ -78,7 +78,7 @@ class LoadedStages:
         loaded.asked_for.add(stage)
         return Loaded(stage, self._weight_bytes(stage), self._settings.kv_budget_bytes, loaded.step_us)
 
-    def unload(self, stage: Stage) -> list[CpuEngine]:
+    def unload(self, stage: Stage) -> list[ShardEngine]:
         """Engines that nobody needs any more; the caller forgets their sessions and closes them."""
         for loaded in self._loaded:
             loaded.asked_for.discard(stage)
@@ -86,7 +86,7 @@ class LoadedStages:
         self._loaded = [loaded for loaded in self._loaded if loaded.is_needed]
         return [loaded.engine for loaded in dropped]
 
-    def open(self, stage: Stage, positions: int) -> tuple[CpuEngine, int]:
+    def open(self, stage: Stage, positions: int) -> tuple[ShardEngine, int]:
         """An engine's session for a part of what is loaded. Raises BadRequest, OutOfKvMemory, ContextLengthExceeded."""
         loaded = self._around(stage)
         if loaded is None and layers_of(stage) is None:
@@ -94,7 +94,8 @@ class LoadedStages:
         if loaded is None:
             raise BadRequest(f"{stage_name(stage)} is not loaded here")
         others = sum(each.engine.kv.reserved_bytes for each in self._loaded if each is not loaded)
-        loaded.engine.kv.budget_bytes = self._settings.kv_budget_bytes - others
+        kv = loaded.engine.kv
+        kv.budget_bytes = min(kv.capacity_bytes, self._settings.kv_budget_bytes - others)
         return loaded.engine, loaded.engine.open(positions, layers_of(stage))
 
     def _around(self, stage: Stage) -> LoadedStage | None:
@@ -131,7 +132,7 @@ class LoadedStages:
             source=self._settings.source,
             processor=self._settings.processor,
         )
-        engine = CpuEngine(self._checkpoint, settings, self._notice)
+        engine = build_engine(self._checkpoint, settings, self._notice)
         try:
             loaded = LoadedStage(stage, engine, warm_up(engine))
         except BaseException:
@@ -161,7 +162,7 @@ def _check_stage(stage: Stage, layer_count: int) -> None:
         raise BadRequest("a stage has layers, the embedding or the output")
 
 
-def warm_up(engine: CpuEngine) -> int:
+def warm_up(engine: ShardEngine) -> int:
     """Runs some tokens, which compiles kernels and reads the weights in; then the microseconds that one token takes."""
     count = min(_WARM_UP_TOKENS, engine.facts.context_length - _TIMED_TOKENS)
     if count < 1:
@@ -174,7 +175,7 @@ def warm_up(engine: CpuEngine) -> int:
         engine.close_session(session)
 
 
-def _run_some(engine: CpuEngine, session: int, count: int) -> float:
+def _run_some(engine: ShardEngine, session: int, count: int) -> float:
     position = engine.length(session)
     logits = (count - 1,) if engine.settings.has_output else ()
     if engine.settings.has_embedding:
