@@ -22,7 +22,7 @@ _SLAB_BYTES = 256 << 20  # of dequantised rows at a time, in products of many ro
 
 
 class OneRow(NamedTuple):
-    """How a one-row product is cut: rows and columns (or groups) per step, warps, stages of loads in flight."""
+    """How a one-row product is cut: rows and columns (or words of quants) per step, warps, stages of loads in flight."""
 
     rows: int
     columns: int
@@ -51,7 +51,9 @@ class Tuning:
         return self.one_row.get((n, k, is_gated)) or OneRow(2 if is_gated else 4, min(1024, _padded(k)), 4, 3)
 
     def blocks_one(self, n: int, k: int, is_gated: bool) -> OneRow:
-        return self.one_row_blocks.get((n, k, is_gated)) or OneRow(4, min(64, _padded(k // 32)), 4, 1)
+        return self.one_row_blocks.get((n, k, is_gated)) or OneRow(
+            2 if is_gated else 4, min(512, _padded(k // 8)), 4, 2
+        )
 
     def dense_few(self, n: int, k: int, m: int) -> FewRows:
         # Same columns per step for every number of rows: the order of sums must not depend on it.
@@ -141,18 +143,19 @@ class TritonOperations(PlainOperations):
             "ACTIVATION": activation,
         }  # fmt: skip
         vectors = (x if norm is None else norm), (x if bias is None else bias)
+        is_dependent = self.tuning.is_dependent_launch
+        launch = {"launch_pdl": True} if is_dependent else {}
         if isinstance(matrix, DenseMatrix):
             cut = self.tuning.dense_one(matrix.rows, matrix.columns, bool(activation))
-            is_dependent = self.tuning.is_dependent_launch
             products.one_row_kernel[(triton.cdiv(n, cut.rows),)](
                 x, vectors[0], matrix.weight, vectors[1], out, n, n, epsilon, **flags, BN=cut.rows, BK=cut.columns,
-                STAGES=cut.stages, PDL=is_dependent, num_warps=cut.warps, **({"launch_pdl": True} if is_dependent else {}),
+                STAGES=cut.stages, PDL=is_dependent, num_warps=cut.warps, **launch,
             )  # fmt: skip
             return
         cut = self.tuning.blocks_one(matrix.rows, matrix.columns, bool(activation))
         blocks.one_row_blocks_kernel[(triton.cdiv(n, cut.rows),)](
             x, vectors[0], *_tensors(matrix), vectors[1], out, n, n, epsilon, **flags, **_kind(matrix), BN=cut.rows,
-            BG=cut.columns * 32 // matrix.group, STAGES=cut.stages, num_warps=cut.warps,
+            BW=cut.columns, STAGES=cut.stages, PDL=is_dependent, num_warps=cut.warps, **launch,
         )  # fmt: skip
 
     def _few_rows(

@@ -41,15 +41,17 @@ def turned(
 @triton.jit
 def capped(scores, cap, HAS_CAP: tl.constexpr):
     if HAS_CAP:
-        return cap * (1.0 - 2.0 / (tl.exp(2.0 * scores / cap) + 1.0))
+        scores = cap * (1.0 - 2.0 / (tl.exp(2.0 * scores / cap) + 1.0))
     return scores
 
 
 @triton.jit
 def as_stored(x, IS_HALF: tl.constexpr):
     if IS_HALF:
-        return tl.minimum(tl.maximum(x, -65504.0), 65504.0).to(tl.float16)
-    return x
+        result = tl.minimum(tl.maximum(x, -65504.0), 65504.0).to(tl.float16)
+    else:
+        result = x
+    return result
 
 
 @triton.jit

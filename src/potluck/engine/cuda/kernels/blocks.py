@@ -7,118 +7,107 @@ from potluck.engine.cuda.kernels.products import activated, finish_rows
 
 
 @triton.jit
-def scales_of(scales_ptr, supers_ptr, rows, groups, mask, GROUPS: tl.constexpr, KIND: tl.constexpr):
-    """Scale and minimum of (rows, groups). KIND 0: plain; 1: affine; 2: super; 3: sixteens."""
-    place = rows[:, None] * GROUPS + groups[None, :]
-    if KIND == 0:
-        scale = tl.load(scales_ptr + place, mask=mask, other=0.0).to(tl.float32)
-        return scale, scale
-    if KIND == 1:
-        scale = tl.load(scales_ptr + 2 * place, mask=mask, other=0.0).to(tl.float32)
-        minimum = tl.load(scales_ptr + 2 * place + 1, mask=mask, other=0.0).to(tl.float32)
-        return scale, minimum
-    if KIND == 2:
-        wide = rows[:, None] * (GROUPS // 8) + groups[None, :] // 8
-        scale = tl.load(scales_ptr + 2 * place, mask=mask, other=0).to(tl.float32)
-        minimum = tl.load(scales_ptr + 2 * place + 1, mask=mask, other=0).to(tl.float32)
-        scale *= tl.load(supers_ptr + 2 * wide, mask=mask, other=0.0).to(tl.float32)
-        minimum *= tl.load(supers_ptr + 2 * wide + 1, mask=mask, other=0.0).to(tl.float32)
-        return scale, -minimum
-    wide = rows[:, None] * (GROUPS // 16) + groups[None, :] // 16
-    scale = tl.load(scales_ptr + place, mask=mask, other=0).to(tl.float32)
-    scale *= tl.load(supers_ptr + wide, mask=mask, other=0.0).to(tl.float32)
-    return scale, scale
+def half_of(bits):
+    return bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
-def group_sums(
-    q_ptr, scales_ptr, supers_ptr, x_ptr, norm_ptr, rows, groups, K: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr,
-    KIND: tl.constexpr, ZERO: tl.constexpr, HAS_NORM: tl.constexpr, BN: tl.constexpr, BG: tl.constexpr,
-):  # fmt: skip
-    """(BN, BG): what each group of columns adds to one row's product; and (BG,) sums of squares of x."""
-    GROUPS: tl.constexpr = K // GROUP
-    is_group = groups < GROUPS
-    mask = is_group[None, :]
-    scale, minimum = scales_of(scales_ptr, supers_ptr, rows, groups, mask, GROUPS, KIND)
-    squares = tl.zeros([BG], tl.float32)
-    sums = tl.zeros([BG], tl.float32)
-    if BITS == 4:
-        j = tl.arange(0, 4)
-        words = tl.load(
-            q_ptr + rows[:, None, None] * (K // 8) + groups[None, :, None] * 4 + j[None, None, :], mask=mask[:, :, None],
-            other=0, eviction_policy="evict_first",
-        )  # fmt: skip
-        part = tl.zeros([BN, BG, 4], tl.float32)
-        for i in tl.static_range(8):
-            k = groups[:, None] * 32 + i * 4 + j[None, :]
-            x = tl.load(x_ptr + k, mask=is_group[:, None], other=0.0).to(tl.float32)
-            if HAS_NORM:
-                squares += tl.sum(x * x, axis=1)
-                x = x * tl.load(norm_ptr + k, mask=is_group[:, None], other=0.0)
-            sums += tl.sum(x, axis=1)
-            part += ((words >> (4 * i)) & 15).to(tl.float32) * x[None, :, :]
+def scales_of(scales_ptr, supers_ptr, rows, groups, mask, GROUPS: tl.constexpr, KIND: tl.constexpr):
+    """Scale and minimum of (rows, groups). KIND 0: plain; 1: affine; 2: super; 3: sixteens. Pairs are loaded as one number."""
+    place = rows[:, None] * GROUPS + groups[None, :]
+    if KIND == 0:
+        scale = tl.load(scales_ptr + place, mask=mask, other=0.0).to(tl.float32)
+        minimum = scale
+    elif KIND == 1:
+        pair = tl.load(scales_ptr.to(tl.pointer_type(tl.uint32)) + place, mask=mask, other=0)
+        scale, minimum = half_of(pair & 0xFFFF), half_of(pair >> 16)
+    elif KIND == 2:
+        wide = rows[:, None] * (GROUPS // 8) + groups[None, :] // 8
+        pair = tl.load(scales_ptr.to(tl.pointer_type(tl.uint16)) + place, mask=mask, other=0).to(tl.uint32)
+        outer = tl.load(supers_ptr.to(tl.pointer_type(tl.uint32)) + wide, mask=mask, other=0)
+        scale = (pair & 0xFF).to(tl.float32) * half_of(outer & 0xFFFF)
+        minimum = -(pair >> 8).to(tl.float32) * half_of(outer >> 16)
     else:
-        j = tl.arange(0, GROUP)
-        k = groups[:, None] * GROUP + j[None, :]
-        x = tl.load(x_ptr + k, mask=is_group[:, None], other=0.0).to(tl.float32)
-        if HAS_NORM:
-            squares += tl.sum(x * x, axis=1)
-            x = x * tl.load(norm_ptr + k, mask=is_group[:, None], other=0.0)
-        sums += tl.sum(x, axis=1)
-        quants = tl.load(
-            q_ptr + rows[:, None, None] * K + groups[None, :, None] * GROUP + j[None, None, :], mask=mask[:, :, None],
-            other=0, eviction_policy="evict_first",
-        )  # fmt: skip
-        part = quants.to(tl.float32) * x[None, :, :]
-    result = tl.sum(part, axis=2)
+        wide = rows[:, None] * (GROUPS // 16) + groups[None, :] // 16
+        scale = tl.load(scales_ptr + place, mask=mask, other=0).to(tl.float32)
+        scale *= tl.load(supers_ptr + wide, mask=mask, other=0.0).to(tl.float32)
+        minimum = scale
+    return scale, minimum
+
+
+@triton.jit
+def quant_of(words, i: tl.constexpr, BITS: tl.constexpr):
+    """The i-th quant of each word."""
+    if BITS == 4:
+        result = ((words >> (4 * i)) & 15).to(tl.float32)
+    else:
+        result = ((words << (24 - 8 * i)) >> 24).to(tl.float32)
+    return result
+
+
+@triton.jit
+def scaled(
+    part, sums, scales_ptr, supers_ptr, rows, groups, mask, GROUPS: tl.constexpr, KIND: tl.constexpr, ZERO: tl.constexpr
+):
+    scale, minimum = scales_of(scales_ptr, supers_ptr, rows, groups, mask, GROUPS, KIND)
     if ZERO:
-        result -= ZERO * sums[None, :]
-    result *= scale
+        part -= ZERO * sums[None, :]
+    part *= scale
     if KIND == 1 or KIND == 2:
-        result += minimum * sums[None, :]
-    return result, squares
+        part += minimum * sums[None, :]
+    return part
 
 
 @triton.jit
 def one_row_blocks_kernel(
     x_ptr, norm_ptr, q_ptr, scales_ptr, supers_ptr, bias_ptr, out_ptr, n_rows, up_offset, epsilon,
     K: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr, ZERO: tl.constexpr, HAS_NORM: tl.constexpr,
-    HAS_BIAS: tl.constexpr, ADDS: tl.constexpr, ACTIVATION: tl.constexpr, BN: tl.constexpr, BG: tl.constexpr,
-    STAGES: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ADDS: tl.constexpr, ACTIVATION: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """Whole words of quants, so that all that a thread does stays in its own lanes; bytes are taken four to a word."""
+    PER: tl.constexpr = 32 // BITS
+    WORDS: tl.constexpr = K // PER
+    GROUPS: tl.constexpr = K // GROUP
     rows = tl.program_id(0) * BN + tl.arange(0, BN)
     is_row = rows < n_rows
     safe_rows = tl.where(is_row, rows, 0).to(tl.int64)
-    total = tl.zeros([BN, BG], tl.float32)
-    total_up = tl.zeros([BN, BG], tl.float32)
-    squares = tl.zeros([BG], tl.float32)
-    for first in tl.range(0, K // GROUP, BG, num_stages=STAGES):
-        groups = first + tl.arange(0, BG)
-        part, more = group_sums(
-            q_ptr,
-            scales_ptr,
-            supers_ptr,
-            x_ptr,
-            norm_ptr,
-            safe_rows,
-            groups,
-            K,
-            GROUP,
-            BITS,
-            KIND,
-            ZERO,
-            HAS_NORM,
-            BN,
-            BG,
-        )
-        total += part
-        squares += more
+    up_rows = safe_rows + up_offset
+    total = tl.zeros([BN, BW], tl.float32)
+    total_up = tl.zeros([BN, BW], tl.float32)
+    squares = tl.zeros([BW], tl.float32)
+    words_ptr = q_ptr.to(tl.pointer_type(tl.int32))
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    for first in tl.range(0, WORDS, BW, num_stages=STAGES):
+        w = first + tl.arange(0, BW)
+        inside = w < WORDS
+        mask = inside[None, :]
+        groups = w * PER // GROUP
+        words = tl.load(words_ptr + safe_rows[:, None] * WORDS + w[None, :], mask=mask, other=0)
+        part = tl.zeros([BN, BW], tl.float32)
+        part_up = tl.zeros([BN, BW], tl.float32)
+        sums = tl.zeros([BW], tl.float32)
         if ACTIVATION:
-            part, more = group_sums(
-                q_ptr, scales_ptr, supers_ptr, x_ptr, norm_ptr, safe_rows + up_offset, groups, K, GROUP, BITS, KIND, ZERO,
-                HAS_NORM, BN, BG,
-            )  # fmt: skip
-            total_up += part
+            words_up = tl.load(words_ptr + up_rows[:, None] * WORDS + w[None, :], mask=mask, other=0)
+        for i in tl.static_range(PER):
+            if BITS == 4:
+                k = (w // 4) * 32 + i * 4 + w % 4
+            else:
+                k = w * 4 + i
+            x = tl.load(x_ptr + k, mask=inside, other=0.0).to(tl.float32)
+            if HAS_NORM:
+                squares += x * x
+                x = x * tl.load(norm_ptr + k, mask=inside, other=0.0)
+            sums += x
+            part += quant_of(words, i, BITS) * x[None, :]
+            if ACTIVATION:
+                part_up += quant_of(words_up, i, BITS) * x[None, :]
+        total += scaled(part, sums, scales_ptr, supers_ptr, safe_rows, groups, mask, GROUPS, KIND, ZERO)
+        if ACTIVATION:
+            total_up += scaled(part_up, sums, scales_ptr, supers_ptr, up_rows, groups, mask, GROUPS, KIND, ZERO)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     result = tl.sum(total, axis=1)
     up = tl.sum(total_up, axis=1)
     if HAS_NORM:

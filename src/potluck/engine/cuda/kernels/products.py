@@ -11,9 +11,11 @@ import triton.language as tl
 def activated(gate, ACTIVATION: tl.constexpr):
     """1: SiLU; 2: GELU by tanh."""
     if ACTIVATION == 1:
-        return gate / (1.0 + tl.exp(-gate))
-    inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    return gate / (1.0 + tl.exp(-inner))
+        result = gate / (1.0 + tl.exp(-gate))
+    else:
+        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+        result = gate / (1.0 + tl.exp(-inner))
+    return result
 
 
 @triton.jit
@@ -113,14 +115,16 @@ def few_rows_kernel(
 @triton.jit
 def times(w, x, total, KIND: tl.constexpr):
     if KIND == 0:
-        return tl.dot(w, x.to(tl.bfloat16), total)
-    if KIND == 1:
+        total = tl.dot(w, x.to(tl.bfloat16), total)
+    elif KIND == 1:
         wide = w.to(tl.float32)
         high = wide.to(tl.bfloat16)
         low = (wide - high.to(tl.float32)).to(tl.bfloat16)
         rows = x.to(tl.bfloat16)
-        return tl.dot(high, rows, tl.dot(low, rows, total))
-    return tl.dot(w, x.to(tl.float32), total, input_precision="ieee")
+        total = tl.dot(high, rows, tl.dot(low, rows, total))
+    else:
+        total = tl.dot(w, x.to(tl.float32), total, input_precision="ieee")
+    return total
 
 
 @triton.jit
