@@ -152,14 +152,16 @@ def decode_speed(engine: ShardEngine, streams: int, prompt_tokens: int, count: i
 
 
 def _prefilled(engine: ShardEngine, session: int, prompt: Sequence[int]) -> int:
-    [result] = engine.forward([Step(session, 0, tokens=prompt, logits=[len(prompt) - 1], is_greedy=True)])
+    [result] = engine.forward(
+        [Step(session, 0, tokens=prompt, logits=[len(prompt) - 1], is_greedy=True, wants_hidden=False)]
+    )
     assert result.likeliest is not None
     return result.likeliest[0]
 
 
 def _step(engine: ShardEngine, sessions: Sequence[int], tokens: Sequence[int]) -> list[int]:
     steps = [
-        Step(session, engine.length(session), tokens=(token,), logits=(0,), is_greedy=True)
+        Step(session, engine.length(session), tokens=(token,), logits=(0,), is_greedy=True, wants_hidden=False)
         for session, token in zip(sessions, tokens, strict=True)
     ]
     return [result.likeliest[0] for result in engine.forward(steps) if result.likeliest is not None]

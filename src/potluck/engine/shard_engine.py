@@ -47,7 +47,8 @@ class Step:
     """Some consecutive tokens of one session: token ids where the shard owns the embedding, hidden rows where it does not.
 
     `position` must be the session's length. `logits` lists which of the step's tokens to return logits for. `is_greedy`: the
-    likeliest token would do; an engine for which logits are far away may return `likeliest` instead.
+    likeliest token would do; an engine for which logits are far away may return `likeliest` instead. `wants_hidden`: without it an
+    engine that would have to fetch them may return no hidden rows.
     """
 
     session: int
@@ -56,6 +57,7 @@ class Step:
     hidden: Floats | None = None
     logits: Sequence[int] = ()
     is_greedy: bool = False
+    wants_hidden: bool = True
 
     @property
     def count(self) -> int:
@@ -66,7 +68,7 @@ class Step:
 
 @dataclass(frozen=True)
 class StepResult:
-    """`hidden`: (tokens, hidden size) out of the shard's last layer; `logits`: (chosen tokens, vocabulary).
+    """`hidden`: (tokens, hidden size) out of the shard's last layer, or (0, hidden size); `logits`: (chosen tokens, vocabulary).
 
     `likeliest`: instead of logits, the token with the largest (of equal ones the lowest id), -1 where one is not a number.
     """

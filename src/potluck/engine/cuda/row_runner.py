@@ -30,6 +30,7 @@ class RowKey(NamedTuple):
     stop: int
     takes_tokens: bool
     head: Head
+    gives_hidden: bool
 
 
 class Row(NamedTuple):
@@ -57,7 +58,9 @@ class RowRunner:
     def _host(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(size, dtype=dtype, pin_memory=self._has_graphs)
 
-    def run(self, rows: Sequence[Row], hidden: Floats | None, first: int, stop: int, head: Head) -> int:
+    def run(
+        self, rows: Sequence[Row], hidden: Floats | None, first: int, stop: int, head: Head, *, gives_hidden: bool
+    ) -> int:  # fmt: skip
         """Results lie in `output`, `logits` and `likeliest` until the next run. Returns the number of rows."""
         count = len(rows)
         bucket = next(bucket for bucket in BUCKETS if bucket >= count)
@@ -70,7 +73,7 @@ class RowRunner:
             self._host_logits = self._host((FEW_ROWS, self._vocabulary_size), torch.float32)
         spans = -(-(max(row.position for row in rows) + 1) // SPLIT_POSITIONS)
         splits = next(splits for splits in _SPLIT_BUCKETS if splits >= spans)
-        self._run(RowKey(bucket, splits, first, stop, hidden is None, head))
+        self._run(RowKey(bucket, splits, first, stop, hidden is None, head, gives_hidden))
         return count
 
     def output(self, count: int) -> Floats:
@@ -118,7 +121,8 @@ class RowRunner:
             hidden = self._hidden[:bucket]
             hidden.copy_(self._host_hidden[:bucket], non_blocking=True)
         decoder.run(hidden, batch, key.first, key.stop)
-        self._host_output[:bucket].copy_(hidden, non_blocking=True)
+        if key.gives_hidden:
+            self._host_output[:bucket].copy_(hidden, non_blocking=True)
         if key.head == "none":
             return
         logits = decoder.logits(hidden)

@@ -11,7 +11,7 @@ import triton
 
 from potluck.core.model_facts import Activation
 from potluck.engine.cuda.batches import AttentionFacts, Batch, ChunkBatch, RowBatch
-from potluck.engine.cuda.kernels import attention, blocks, products, rows
+from potluck.engine.cuda.kernels import attention, block_row, blocks, products, rows
 from potluck.engine.cuda.matrices import SCALE_KINDS, BlockMatrix, DenseMatrix, Matrix
 from potluck.engine.cuda.operations import PlainOperations
 from potluck.engine.cuda.triton_limits import FEW_ROWS, SPLIT_PAGES
@@ -30,6 +30,15 @@ class OneRow(NamedTuple):
     stages: int
 
 
+class OneBlockRow(NamedTuple):
+    """Rows of a thread, lanes that share a row, warps, and whether words are fetched a step ahead."""
+
+    rows: int
+    lanes: int
+    warps: int
+    is_ahead: bool
+
+
 class FewRows(NamedTuple):
     rows: int
     columns: int
@@ -42,22 +51,34 @@ class Tuning:
 
     def __init__(self) -> None:
         self.one_row: dict[tuple[int, int, bool], OneRow] = {}
-        self.one_row_blocks: dict[tuple[int, int, bool], OneRow] = {}
+        self.one_row_blocks: dict[tuple[int, int, bool], OneBlockRow] = {}
         self.few_rows: dict[tuple[int, int, int], FewRows] = {}
         self.few_rows_blocks: dict[tuple[int, int, int], FewRows] = {}
         self.is_dependent_launch = False
+        self.attention_warps = 4
+        self.attention_stages = 3
 
     def dense_one(self, n: int, k: int, is_gated: bool) -> OneRow:
-        return self.one_row.get((n, k, is_gated)) or OneRow(2 if is_gated else 4, min(1024, _padded(k)), 4, 3)
+        if (n, k, is_gated) in self.one_row:
+            return self.one_row[n, k, is_gated]
+        if k <= 2048:
+            return OneRow(4, _padded(k), 8 if is_gated else 4, 1)
+        if k <= 4096:
+            return OneRow(2 if is_gated else 4, 4096, 8, 1)
+        return OneRow(8, 1024 if k <= 16384 else 512, 4, 3)
 
-    def blocks_one(self, n: int, k: int, is_gated: bool) -> OneRow:
-        return self.one_row_blocks.get((n, k, is_gated)) or OneRow(
-            2 if is_gated else 4, min(512, _padded(k // 8)), 4, 2
-        )
+    def blocks_one(self, n: int, k: int, is_gated: bool) -> OneBlockRow:
+        return self.one_row_blocks.get((n, k, is_gated)) or OneBlockRow(2, 32, 4, True)
 
-    def dense_few(self, n: int, k: int, m: int) -> FewRows:
+    def dense_few(self, n: int, k: int, m: int, is_gated: bool, is_bf16: bool) -> FewRows:
         # Same columns per step for every number of rows: the order of sums must not depend on it.
-        return self.few_rows.get((n, k, m)) or FewRows(16 if n < 8192 else 32, 128, 4, 4)
+        if (n, k, m) in self.few_rows:
+            return self.few_rows[n, k, m]
+        if not is_bf16:
+            return FewRows(16 if n < 8192 else 32, min(128, _padded(k, 16)), 4, 3)
+        if n < 8192:
+            return FewRows(16 if n < 2560 else 32, min(256, _padded(k, 16)), 4, 5 if m <= 32 else 3)
+        return FewRows(64, min(64, _padded(k, 16)), 8, 3) if is_gated else FewRows(64, min(128, _padded(k, 16)), 4, 3)
 
     def blocks_few(self, n: int, k: int, m: int) -> FewRows:
         return self.few_rows_blocks.get((n, k, m)) or FewRows(16 if n < 8192 else 32, 128, 4, 3)
@@ -152,11 +173,26 @@ class TritonOperations(PlainOperations):
                 STAGES=cut.stages, PDL=is_dependent, num_warps=cut.warps, **launch,
             )  # fmt: skip
             return
+        del flags["HAS_NORM"]
+        spread = self._spread(matrix, x, norm, epsilon, launch)
         cut = self.tuning.blocks_one(matrix.rows, matrix.columns, bool(activation))
-        blocks.one_row_blocks_kernel[(triton.cdiv(n, cut.rows),)](
-            x, vectors[0], *_tensors(matrix), vectors[1], out, n, n, epsilon, **flags, **_kind(matrix), BN=cut.rows,
-            BW=cut.columns, STAGES=cut.stages, PDL=is_dependent, num_warps=cut.warps, **launch,
+        cut_rows = cut.rows * cut.warps * (32 // cut.lanes)
+        block_row.one_row_blocks_kernel[(triton.cdiv(n, cut_rows),)](
+            spread, *_packed(matrix), vectors[1], out, n, n, **flags, **_kind(matrix), ROWS=cut.rows, LANES=cut.lanes,
+            AHEAD=cut.is_ahead, num_warps=cut.warps,
         )  # fmt: skip
+
+    def _spread(
+        self, matrix: BlockMatrix, x: torch.Tensor, norm: torch.Tensor | None, epsilon: float, launch: dict[str, Any]
+    ) -> torch.Tensor:
+        columns, group = matrix.columns, matrix.group
+        out = torch.empty(columns + columns // group, dtype=torch.float32, device=x.device)
+        span = 512 // group
+        blocks.spread_kernel[(triton.cdiv(columns, 512),)](
+            x, x if norm is None else norm, out, epsilon, K=columns, GROUP=group, BITS=matrix.bits,
+            HAS_NORM=norm is not None, BK=min(4096, _padded(columns)), BG=span, PDL=bool(launch), num_warps=4, **launch,
+        )  # fmt: skip
+        return out
 
     def _few_rows(
         self, matrix: Matrix, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None, is_added: bool, activation: int
@@ -168,7 +204,8 @@ class TritonOperations(PlainOperations):
         }  # fmt: skip
         given_bias = x if bias is None else bias
         if isinstance(matrix, DenseMatrix):
-            cut = self.tuning.dense_few(matrix.rows, matrix.columns, m)
+            is_bf16 = matrix.weight.dtype == torch.bfloat16
+            cut = self.tuning.dense_few(matrix.rows, matrix.columns, m, bool(activation), is_bf16)
             products.few_rows_kernel[(triton.cdiv(n, cut.rows),)](
                 x, matrix.weight, given_bias, out, *shape, **flags, KIND=_DENSE_KINDS[matrix.weight.dtype], BN=cut.rows,
                 BK=cut.columns, STAGES=cut.stages, num_warps=cut.warps,
@@ -183,7 +220,20 @@ class TritonOperations(PlainOperations):
     def _many_rows(
         self, matrix: Matrix, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None, is_added: bool
     ) -> None:
-        slab = matrix.rows if isinstance(matrix, DenseMatrix) else max(1, _SLAB_BYTES // (2 * matrix.columns))
+        if (
+            isinstance(matrix, DenseMatrix)
+            and not is_added
+            and bias is None
+            and out.dtype == x.dtype == matrix.weight.dtype
+        ):
+            torch.mm(x, matrix.weight.T, out=out)
+            return
+        # Slabs of an odd number of rows would take the library's slow way.
+        slab = (
+            matrix.rows
+            if isinstance(matrix, DenseMatrix)
+            else max(256, _SLAB_BYTES // (2 * matrix.columns) // 256 * 256)
+        )
         for first in range(0, matrix.rows, slab):
             stop = min(first + slab, matrix.rows)
             result = _library_product(matrix, x, first, stop)
@@ -242,7 +292,8 @@ class TritonOperations(PlainOperations):
             batch.table_rows, out, parts, incoming.stride(0), facts.tables.stride(0), out.stride(0), facts.scale,
             facts.soft_cap or 0.0, facts.window or 0, facts.epsilon, **_attention_flags(facts),
             GROUP=_padded(facts.heads // facts.kv_heads, 16), HAS_WINDOW=facts.window is not None, SPLITS=splits,
-            HAS_CAP=facts.soft_cap is not None, SPLIT_PAGES=SPLIT_PAGES, PDL=is_dependent, num_warps=4, **launch,
+            HAS_CAP=facts.soft_cap is not None, SPLIT_PAGES=SPLIT_PAGES, PDL=is_dependent,
+            num_warps=self.tuning.attention_warps, num_stages=self.tuning.attention_stages, **launch,
         )  # fmt: skip
         if splits > 1:
             attention.merge_spans_kernel[(count, facts.heads)](
@@ -289,6 +340,16 @@ def _norms(facts: AttentionFacts, other: torch.Tensor) -> tuple[torch.Tensor, to
 
 def _tensors(matrix: BlockMatrix) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return matrix.quants, matrix.scales, matrix.scales if matrix.supers is None else matrix.supers
+
+
+def _packed(matrix: BlockMatrix) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Bytes as words, pairs as one number."""
+    quants, scales, supers = _tensors(matrix)
+    if matrix.kind == "affine":
+        scales = scales.view(torch.int32)
+    elif matrix.kind == "super":
+        scales, supers = scales.view(torch.int16), supers.view(torch.int32)
+    return quants.view(torch.int32), scales, supers
 
 
 def _kind(matrix: BlockMatrix) -> dict[str, int]:

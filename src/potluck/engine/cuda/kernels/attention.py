@@ -103,8 +103,8 @@ def attend_rows_kernel(
     """One row, one key head, one span of positions. The span with the row's own position stores its key and value first."""
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if PDL:
-        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     position = tl.load(positions_ptr + row)
     low = 0
     if HAS_WINDOW:
@@ -176,8 +176,8 @@ def merge_spans_kernel(
 ):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
     if PDL:
-        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     d = tl.arange(0, PADDED)
     if tl.load(positions_ptr + row) >= 0:
         base = parts_ptr + ((row * HEADS + head) * SPLITS).to(tl.int64) * (D + 2)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from potluck.engine.cuda.kernels.products import activated, finish_rows
+from potluck.engine.cuda.kernels.products import finish_rows
 
 
 @triton.jit
@@ -36,91 +36,41 @@ def scales_of(scales_ptr, supers_ptr, rows, groups, mask, GROUPS: tl.constexpr, 
 
 
 @triton.jit
-def quant_of(words, i: tl.constexpr, BITS: tl.constexpr):
-    """The i-th quant of each word."""
-    if BITS == 4:
-        result = ((words >> (4 * i)) & 15).to(tl.float32)
-    else:
-        result = ((words << (24 - 8 * i)) >> 24).to(tl.float32)
-    return result
-
-
-@triton.jit
-def scaled(
-    part, sums, scales_ptr, supers_ptr, rows, groups, mask, GROUPS: tl.constexpr, KIND: tl.constexpr, ZERO: tl.constexpr
-):
-    scale, minimum = scales_of(scales_ptr, supers_ptr, rows, groups, mask, GROUPS, KIND)
-    if ZERO:
-        part -= ZERO * sums[None, :]
-    part *= scale
-    if KIND == 1 or KIND == 2:
-        part += minimum * sums[None, :]
-    return part
-
-
-@triton.jit
-def one_row_blocks_kernel(
-    x_ptr, norm_ptr, q_ptr, scales_ptr, supers_ptr, bias_ptr, out_ptr, n_rows, up_offset, epsilon,
-    K: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr, ZERO: tl.constexpr, HAS_NORM: tl.constexpr,
-    HAS_BIAS: tl.constexpr, ADDS: tl.constexpr, ACTIVATION: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
-    STAGES: tl.constexpr, PDL: tl.constexpr,
+def spread_kernel(
+    x_ptr, norm_ptr, out_ptr, epsilon, K: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, HAS_NORM: tl.constexpr,
+    BK: tl.constexpr, BG: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Whole words of quants, so that all that a thread does stays in its own lanes; bytes are taken four to a word."""
-    PER: tl.constexpr = 32 // BITS
-    WORDS: tl.constexpr = K // PER
-    GROUPS: tl.constexpr = K // GROUP
-    rows = tl.program_id(0) * BN + tl.arange(0, BN)
-    is_row = rows < n_rows
-    safe_rows = tl.where(is_row, rows, 0).to(tl.int64)
-    up_rows = safe_rows + up_offset
-    total = tl.zeros([BN, BW], tl.float32)
-    total_up = tl.zeros([BN, BW], tl.float32)
-    squares = tl.zeros([BW], tl.float32)
-    words_ptr = q_ptr.to(tl.pointer_type(tl.int32))
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-    for first in tl.range(0, WORDS, BW, num_stages=STAGES):
-        w = first + tl.arange(0, BW)
-        inside = w < WORDS
-        mask = inside[None, :]
-        groups = w * PER // GROUP
-        words = tl.load(words_ptr + safe_rows[:, None] * WORDS + w[None, :], mask=mask, other=0)
-        part = tl.zeros([BN, BW], tl.float32)
-        part_up = tl.zeros([BN, BW], tl.float32)
-        sums = tl.zeros([BW], tl.float32)
-        if ACTIVATION:
-            words_up = tl.load(words_ptr + up_rows[:, None] * WORDS + w[None, :], mask=mask, other=0)
-        for i in tl.static_range(PER):
-            if BITS == 4:
-                k = (w // 4) * 32 + i * 4 + w % 4
-            else:
-                k = w * 4 + i
-            x = tl.load(x_ptr + k, mask=inside, other=0.0).to(tl.float32)
-            if HAS_NORM:
-                squares += x * x
-                x = x * tl.load(norm_ptr + k, mask=inside, other=0.0)
-            sums += x
-            part += quant_of(words, i, BITS) * x[None, :]
-            if ACTIVATION:
-                part_up += quant_of(words_up, i, BITS) * x[None, :]
-        total += scaled(part, sums, scales_ptr, supers_ptr, safe_rows, groups, mask, GROUPS, KIND, ZERO)
-        if ACTIVATION:
-            total_up += scaled(part_up, sums, scales_ptr, supers_ptr, up_rows, groups, mask, GROUPS, KIND, ZERO)
+    """A row, normalised, in the order in which words hold quants: first every word's lowest one; then each group's sum."""
+    WORDS: tl.constexpr = K * BITS // 32
+    IN_PLACE: tl.constexpr = 5 if BITS == 4 else 2
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    result = tl.sum(total, axis=1)
-    up = tl.sum(total_up, axis=1)
+        tl.extra.cuda.gdc_wait()
+    inverse = 1.0
     if HAS_NORM:
+        squares = tl.zeros([BK], tl.float32)
+        for first in range(0, K, BK):
+            k = first + tl.arange(0, BK)
+            x = tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+            squares += x * x
         inverse = 1.0 / tl.sqrt(tl.sum(squares, axis=0) / K + epsilon)
-        result *= inverse
-        up *= inverse
-    if HAS_BIAS:
-        result += tl.load(bias_ptr + rows, mask=is_row, other=0.0)
-    if ACTIVATION:
-        result = activated(result, ACTIVATION) * up
-    if ADDS:
-        result += tl.load(out_ptr + rows, mask=is_row, other=0.0)
-    tl.store(out_ptr + rows, result, mask=is_row)
+    groups = tl.program_id(0) * BG + tl.arange(0, BG)
+    e = tl.arange(0, GROUP)
+    k = groups[:, None] * GROUP + e[None, :]
+    mask = k < K
+    x = tl.load(x_ptr + k, mask=mask, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        x = x * inverse * tl.load(norm_ptr + k, mask=mask, other=0.0)
+    if BITS == 4:
+        i = e // 4
+        place = i[None, :] * WORDS + groups[:, None] * 4 + (e % 4)[None, :]
+    else:
+        i = e % 4
+        place = i[None, :] * WORDS + groups[:, None] * (GROUP // 4) + (e // 4)[None, :]
+    exponent = 127 - BITS * tl.where(i < IN_PLACE, i, i - IN_PLACE)
+    factor = (exponent << 23).to(tl.float32, bitcast=True)
+    tl.store(out_ptr + place, x * factor[None, :], mask=mask)
+    tl.store(out_ptr + K + groups, tl.sum(x, axis=1), mask=groups * GROUP < K)
 
 
 @triton.jit

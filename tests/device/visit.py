@@ -1,7 +1,7 @@
 # ruff: noqa: E501, B007
 """One visit to a machine with a GPU: everything that can be learned there, part by part; a part that fails does not stop the next.
 
-Run as `python3 -m tests.device.first_look [part …]` with the source folder on the path. Prints tables; JSON goes to $OUT.
+Run as `python3 -m tests.device.visit [part …]` with the source folder on the path. Prints tables; JSON goes to $OUT.
 """
 
 import functools
@@ -24,7 +24,8 @@ RESULTS: dict[str, Any] = {}
 SHAPES = {
     "7b qkv": (4608, 3584, 0), "7b o": (3584, 3584, 0), "7b gate_up": (37888, 3584, 1), "7b down": (3584, 18944, 0),
     "7b head": (152064, 3584, 0), "3b qkv": (2560, 2048, 0), "3b o": (2048, 2048, 0), "3b gate_up": (22016, 2048, 1),
-    "3b down": (2048, 11008, 0), "3b head": (151936, 2048, 0),
+    "3b down": (2048, 11008, 0), "3b head": (151936, 2048, 0), "llama qkv": (5120, 3072, 0), "llama gate_up": (16384, 3072, 1),
+    "llama down": (3072, 8192, 0),
 }  # fmt: skip
 HAS_NORM = ("qkv", "gate_up", "head")
 
@@ -58,40 +59,34 @@ def specs() -> list[tuple[str, str, dict]]:
     """(kind, shape, constants) of every cut that is tried."""
     out = []
     for name, (n, k, gated) in SHAPES.items():
-        for bn, bk, warps, stages in itertools.product((1, 2, 4, 8), (512, 1024, 2048, 4096), (2, 4, 8), (1, 2, 3, 4)):
-            tile = bn * bk * 2 * (2 if gated else 1)
-            passes = -(-k // bk)
-            if (passes == 1) != (stages == 1) or bk >= 2 * k or (bk > k and bk - k > 600):
+        for bn, bk, warps, stages in itertools.product((16, 32, 64, 128), (64, 128, 256), (4, 8), (3, 5)):
+            tile = (bn * (2 if gated else 1) + 16) * bk * 2 * (stages - 1)
+            if not 24576 <= tile <= 110000 or bn * bk < 2048 * warps // 4 or (bn < 64 and warps == 8):
                 continue
-            per_thread = bn * bk / (warps * 32)
-            if not 16 <= per_thread <= 64 or not 12288 <= tile * max(1, stages - 1) <= 65536 or stages == 2:
-                continue
-            out.append(("one", name, {"BN": bn, "BK": bk, "num_warps": warps, "STAGES": stages}))
+            if not name.startswith("7b"):
+                out.append(("few", name, {"M": 32, "BN": bn, "BK": bk, "num_warps": warps, "STAGES": stages}))
+        if name.startswith("llama"):
+            for bn, bk, warps, stages in itertools.product((2, 4, 8), (512, 1024, 4096), (2, 4, 8), (1, 3, 4)):
+                passes = -(-k // bk)
+                if (passes == 1) == (stages == 1) and 16 <= bn * bk / (warps * 32) <= 64:
+                    out.append(("one", name, {"BN": bn, "BK": bk, "num_warps": warps, "STAGES": stages}))
         if name.startswith("7b"):
-            for bn, bk, warps, stages in itertools.product((16, 32, 64, 128), (64, 128, 256), (4, 8), (3, 5)):
-                tile = (bn * (2 if gated else 1) + 16) * bk * 2 * (stages - 1)
-                if not 24576 <= tile <= 110000 or bn * bk < 2048 * warps // 4 or (bn < 64 and warps == 8):
-                    continue
-                for m in (16, 32):
-                    out.append(("few", name, {"M": m, "BN": bn, "BK": bk, "num_warps": warps, "STAGES": stages}))
-            for bn, bw, warps, stages in itertools.product((1, 2, 4, 8), (128, 256, 512), (2, 4, 8), (1, 3)):
-                per_thread = bn * bw / (warps * 32)
-                if not 4 <= per_thread <= 16:
-                    continue
-                out.append(("one4", name, {"BN": bn, "BW": bw, "num_warps": warps, "STAGES": stages}))
-            for bn, bg, warps, stages in itertools.product((16, 32, 64), (4, 8), (4,), (2, 4)):
-                out.append(("few4", name, {"M": 16, "BN": bn, "BG": bg, "num_warps": warps, "STAGES": stages}))
+            for rows, lanes, warps, ahead in itertools.product((1, 2, 4), (8, 16, 32), (2, 4, 8), (False, True)):
+                out.append(("one4", name, {"ROWS": rows, "LANES": lanes, "num_warps": warps, "AHEAD": ahead}))
     return out
 
 
 def launch(kind: str, name: str, constants: dict, tensors: dict) -> None:
     import triton
 
-    from potluck.engine.cuda.kernels import blocks, products
+    from potluck.engine.cuda.kernels import block_row, blocks, products
 
     n, k, gated = SHAPES[name]
     rows = n // 2 if gated else n
-    grid = (triton.cdiv(rows, constants["BN"]),)
+    per_program = (
+        constants["BN"] if "BN" in constants else constants["ROWS"] * constants["num_warps"] * 32 // constants["LANES"]
+    )
+    grid = (triton.cdiv(rows, per_program),)
     has_norm = name.split()[1] in HAS_NORM
     common = {"K": k, "HAS_BIAS": False, "ADDS": not has_norm, "ACTIVATION": gated}
     t = tensors
@@ -127,9 +122,8 @@ def launch(kind: str, name: str, constants: dict, tensors: dict) -> None:
             **constants,
         )
     elif kind == "one4":
-        blocks.one_row_blocks_kernel[grid](
-            t["x"], t["norm"], t["q"], t["s"], t["s"], t["x"], t["out"], rows, rows, 1e-6, **common, GROUP=32, BITS=4, KIND=0,
-            ZERO=8, HAS_NORM=has_norm, PDL=False, **constants,
+        block_row.one_row_blocks_kernel[grid](
+            t["x"], t["q"], t["s"], t["s"], t["x"], t["out"], rows, rows, **common, GROUP=32, BITS=4, KIND=0, ZERO=8, **constants
         )  # fmt: skip
     else:
         m = constants["M"]
@@ -353,7 +347,7 @@ def sweep() -> None:
 
 def tuned(tuning) -> None:
     """Puts the sweep's winners in."""
-    from potluck.engine.cuda.triton_operations import FewRows, OneRow
+    from potluck.engine.cuda.triton_operations import FewRows, OneBlockRow, OneRow
 
     for key, rows in RESULTS.get("sweep", {}).items():
         kind, name, m = key.split("/")
@@ -362,7 +356,7 @@ def tuned(tuning) -> None:
         if kind == "one":
             tuning.one_row[(n, k, bool(gated))] = OneRow(c["BN"], c["BK"], c["num_warps"], c["STAGES"])
         elif kind == "one4":
-            tuning.one_row_blocks[(n, k, bool(gated))] = OneRow(c["BN"], c["BW"], c["num_warps"], c["STAGES"])
+            tuning.one_row_blocks[(n, k, bool(gated))] = OneBlockRow(c["ROWS"], c["LANES"], c["num_warps"], c["AHEAD"])
         elif kind == "few":
             tuning.few_rows[(n, k, int(m))] = FewRows(c["BN"], c["BK"], c["num_warps"], c["STAGES"])
         else:
@@ -390,17 +384,39 @@ def warm(arguments) -> str:
 
 
 def set_mode(engine, mode: str) -> None:
-    if mode != "default":
+    if mode.startswith("tuned"):
         tuned(engine.operations.tuning)
     engine.operations.tuning.is_dependent_launch = mode.endswith("pdl")
 
 
 MODES = [
-    ("qwen2.5-7b", "BF16", "default"), ("qwen2.5-7b", "BF16", "tuned"), ("qwen2.5-7b", "BF16", "tuned+pdl"),
+    ("qwen2.5-7b", "BF16", "default"), ("qwen2.5-7b", "BF16", "default+pdl"), ("qwen2.5-3b", "BF16", "default"),
     ("qwen2.5-3b", "BF16", "tuned"), ("qwen2.5-3b", "BF16", "tuned+pdl"), ("qwen2.5-7b", "Q4_0", "default"),
     ("qwen2.5-7b", "Q4_0", "tuned"), ("qwen2.5-7b", "Q4_0", "tuned+pdl"), ("qwen2.5-7b", "Q4_K", "tuned"),
-    ("llama-3.2-3b", "BF16", "default"),
+    ("qwen2.5-7b", "Q8_0", "default"), ("llama-3.2-3b", "BF16", "default"), ("llama-3.2-3b", "BF16", "tuned+pdl"),
 ]  # fmt: skip
+
+
+@part
+def attention() -> None:
+    """The decoding kernel's warps and stages, by the whole graph's time."""
+    from potluck.bench import cuda_engine as bench
+    from potluck.engine.random_checkpoint import open_random, random_name
+
+    engine = bench.open_engine(open_random(random_name("qwen2.5-3b", "BF16")), bench.CudaBenchSettings())
+    tuning = engine.operations.tuning
+    for dependent, warps, stages in itertools.product((False, True), (1, 2, 4, 8), (1, 2, 3, 4)):
+        tuning.is_dependent_launch, tuning.attention_warps, tuning.attention_stages = dependent, warps, stages
+        engine._rows._graphs.clear()
+        times = [graph_only(engine, 1, 128), graph_only(engine, 1, 230)]
+        engine._rows._graphs.clear()
+        times += [graph_only(engine, 1, 2000)] if warps > 1 else []
+        print(
+            f"dependent={dependent} warps={warps} stages={stages}",
+            " ".join(f"{each:.3f}" for each in times),
+            flush=True,
+        )
+    engine.close()
 
 
 def graph_only(engine, streams: int, prompt: int) -> float:
@@ -449,7 +465,7 @@ def engines() -> None:
             one = max(bench.decode_speed(engine, 1, 128, 64) for _ in range(3))
             line = f"{shape:13} {fmt:5} {mode:10} one {one:6.1f} tok/s = {one * size / bandwidth:.1%}, graph alone {graph_only(engine, 1, 128):.3f} ms"
             RESULTS[f"engine {shape} {fmt} {mode} one"] = one
-            if mode != "tuned+pdl":
+            if not mode.endswith("+pdl"):
                 many = max(bench.decode_speed(engine, 32, 128, 48) for _ in range(2))
                 deep = bench.decode_speed(engine, 1, 4096, 48)
                 prefill = max(bench.prefill_speed(engine, 4096) for _ in range(3))
@@ -457,7 +473,11 @@ def engines() -> None:
                 line += f", 32 streams {many:.0f} = {many / one:.1f}x (graph {graph_only(engine, 32, 128):.3f} ms), at 4096 {deep:.0f}, prefill {prefill:.0f} tok/s = {share:.1%}, load {loaded:.1f} s"
                 RESULTS[f"engine {shape} {fmt} {mode} more"] = (many, deep, prefill, share)
             print(line, flush=True)
-            if mode == "tuned" or shape.startswith("llama"):
+            if (shape, fmt, mode) in (
+                ("qwen2.5-7b", "Q4_0", "tuned"),
+                ("qwen2.5-3b", "BF16", "tuned+pdl"),
+                ("qwen2.5-7b", "BF16", "default"),
+            ):
                 profile(engine, shape, fmt)
         except Exception as error:
             print(f"FAILED {shape} {fmt} {mode}: {type(error).__name__}: {str(error)[:800]}")
