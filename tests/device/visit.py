@@ -59,77 +59,40 @@ def specs() -> list[tuple[str, str, dict]]:
     """(kind, shape, constants) of every cut that is tried."""
     out = []
     for name, (n, k, gated) in SHAPES.items():
-        for bn, bk, warps, stages in itertools.product((16, 32, 64, 128), (64, 128, 256), (4, 8), (3, 5)):
-            tile = (bn * (2 if gated else 1) + 16) * bk * 2 * (stages - 1)
-            if not 24576 <= tile <= 110000 or bn * bk < 2048 * warps // 4 or (bn < 64 and warps == 8):
+        for rows, lanes, split, unroll, warps in itertools.product(
+            (1, 2, 4), (16, 32), (1, 2, 4, 8), (1, 2, 4, 8), (4, 8)
+        ):
+            if split > warps or (lanes == 16 and split > 1):
                 continue
-            if not name.startswith("7b"):
-                out.append(("few", name, {"M": 32, "BN": bn, "BK": bk, "num_warps": warps, "STAGES": stages}))
-        if name.startswith("llama"):
-            for bn, bk, warps, stages in itertools.product((2, 4, 8), (512, 1024, 4096), (2, 4, 8), (1, 3, 4)):
-                passes = -(-k // bk)
-                if (passes == 1) == (stages == 1) and 16 <= bn * bk / (warps * 32) <= 64:
-                    out.append(("one", name, {"BN": bn, "BK": bk, "num_warps": warps, "STAGES": stages}))
-        if name.startswith("7b"):
-            for rows, lanes, warps, ahead in itertools.product((1, 2, 4), (8, 16, 32), (2, 4, 8), (False, True)):
-                out.append(("one4", name, {"ROWS": rows, "LANES": lanes, "num_warps": warps, "AHEAD": ahead}))
+            cut = {"ROWS": rows, "LANES": lanes, "SPLIT": split, "UNROLL": unroll, "num_warps": warps}
+            runs = lanes * split * unroll
+            if 2 <= rows * unroll * (1 + gated) <= 16 and runs * 8 < 1.3 * k:
+                out.append(("one", name, cut))
+            if name.startswith("7b") and rows * unroll * (1 + gated) <= 8 and runs * 32 < 1.3 * k:
+                out.append(("one4", name, cut))
     return out
 
 
 def launch(kind: str, name: str, constants: dict, tensors: dict) -> None:
     import triton
 
-    from potluck.engine.cuda.kernels import block_row, blocks, products
+    from potluck.engine.cuda.kernels import block_row, dense_row
+    from potluck.engine.cuda.triton_operations import OneRow
 
     n, k, gated = SHAPES[name]
     rows = n // 2 if gated else n
-    per_program = (
-        constants["BN"] if "BN" in constants else constants["ROWS"] * constants["num_warps"] * 32 // constants["LANES"]
-    )
-    grid = (triton.cdiv(rows, per_program),)
+    cut = OneRow(*constants.values())
+    grid = (triton.cdiv(rows, cut.program_rows),)
     has_norm = name.split()[1] in HAS_NORM
     common = {"K": k, "HAS_BIAS": False, "ADDS": not has_norm, "ACTIVATION": gated}
     t = tensors
     if kind == "one":
-        products.one_row_kernel[grid](
-            t["x"],
-            t["norm"],
-            t["w"],
-            t["x"],
-            t["out"],
-            rows,
-            rows,
-            1e-6,
-            **common,
-            HAS_NORM=has_norm,
-            PDL=False,
-            **constants,
-        )
-    elif kind == "few":
-        m = constants["M"]
-        products.few_rows_kernel[grid](
-            t["xb"],
-            t["w"],
-            t["x"],
-            t["outs_gated" if gated else "outs"],
-            rows,
-            rows,
-            m,
-            k,
-            rows,
-            **common,
-            KIND=0,
-            **constants,
-        )
-    elif kind == "one4":
-        block_row.one_row_blocks_kernel[grid](
-            t["x"], t["q"], t["s"], t["s"], t["x"], t["out"], rows, rows, **common, GROUP=32, BITS=4, KIND=0, ZERO=8, **constants
+        dense_row.one_row_kernel[grid](
+            t["x"], t["norm"], t["w"], t["x"], t["out"], rows, rows, 1e-6, **common, HAS_NORM=has_norm, EACH=8, **constants
         )  # fmt: skip
     else:
-        m = constants["M"]
-        blocks.few_rows_blocks_kernel[grid](
-            t["xb"], t["q"], t["s"], t["s"], t["x"], t["outs_gated" if gated else "outs"], rows, rows, m, k, rows, **common, GROUP=32, BITS=4, KIND=0,
-            ZERO=8, **constants,
+        block_row.one_row_blocks_kernel[grid](
+            t["x"], t["q"], t["s"], t["s"], t["x"], t["out"], rows, rows, **common, GROUP=32, BITS=4, KIND=0, ZERO=8, **constants
         )  # fmt: skip
 
 
@@ -321,46 +284,39 @@ def sweep() -> None:
             if which != name:
                 continue
             holders = (
-                [{**fixed, "w": w} for w in weights] if kind in ("one", "few") else [{**fixed, "q": q} for q in quants]
+                [{**fixed, "w": w} for w in weights] if kind == "one" else [{**fixed, "q": q} for q in quants]
             )
-            size = n * k * 2 if kind in ("one", "few") else n * k // 2 + n * k // 16
+            size = n * k * 2 if kind == "one" else n * k // 2 + n * k // 16
             repeats = max(1, 12 // len(holders))
             try:
                 took = graph_seconds([functools.partial(launch, kind, name, constants, h) for h in holders * repeats])
             except Exception as error:
                 print("failed", kind, name, constants, type(error).__name__, str(error)[:120])
                 continue
-            best.setdefault((kind, name, constants.get("M", 0)), []).append((took, size / took / 1e12, constants))
+            best.setdefault((kind, name), []).append((took, size / took / 1e12, constants))
         del weights, quants
     table = {}
-    for (kind, name, m), rows in best.items():
+    for (kind, name), rows in best.items():
         rows.sort(key=lambda row: row[0])
-        table[f"{kind}/{name}/{m}"] = [(round(t * 1e6, 2), round(bw, 3), c) for t, bw, c in rows[:6]]
+        table[f"{kind}/{name}"] = [(round(t * 1e6, 2), round(bw, 3), c) for t, bw, c in rows[:6]]
         t, bw, c = rows[0]
-        cut = " ".join(f"{a}={v}" for a, v in c.items() if a != "M")
-        second = " ".join(f"{v}" for a, v in rows[min(1, len(rows) - 1)][2].items() if a != "M")
+        cut = " ".join(f"{a}={v}" for a, v in c.items())
+        second = " ".join(f"{v}" for a, v in rows[min(1, len(rows) - 1)][2].items())
         print(
-            f"{kind:5} m={m:2} {name:11} {t * 1e6:7.1f} us {bw:.2f} TB/s  {cut}   (next {rows[min(1, len(rows) - 1)][0] * 1e6:.1f}: {second}; worst {rows[-1][0] * 1e6:.0f}, {len(rows)} cuts)"
+            f"{kind:5} {name:11} {t * 1e6:7.1f} us {bw:.2f} TB/s  {cut}   (next {rows[min(1, len(rows) - 1)][0] * 1e6:.1f}: {second}; worst {rows[-1][0] * 1e6:.0f}, {len(rows)} cuts)"
         )
     RESULTS["sweep"] = table
 
 
 def tuned(tuning) -> None:
     """Puts the sweep's winners in."""
-    from potluck.engine.cuda.triton_operations import FewRows, OneBlockRow, OneRow
+    from potluck.engine.cuda.triton_operations import OneRow
 
     for key, rows in RESULTS.get("sweep", {}).items():
-        kind, name, m = key.split("/")
+        kind, name = key.split("/")
         n, k, gated = SHAPES[name]
-        c = rows[0][2]
-        if kind == "one":
-            tuning.one_row[(n, k, bool(gated))] = OneRow(c["BN"], c["BK"], c["num_warps"], c["STAGES"])
-        elif kind == "one4":
-            tuning.one_row_blocks[(n, k, bool(gated))] = OneBlockRow(c["ROWS"], c["LANES"], c["num_warps"], c["AHEAD"])
-        elif kind == "few":
-            tuning.few_rows[(n, k, int(m))] = FewRows(c["BN"], c["BK"], c["num_warps"], c["STAGES"])
-        else:
-            tuning.few_rows_blocks[(n, k, int(m))] = FewRows(c["BN"], c["BG"] * 32, c["num_warps"], c["STAGES"])
+        table = tuning.one_row if kind == "one" else tuning.one_row_blocks
+        table[(n, k, bool(gated))] = OneRow(*rows[0][2].values())
 
 
 def warm(arguments) -> str:
@@ -386,37 +342,13 @@ def warm(arguments) -> str:
 def set_mode(engine, mode: str) -> None:
     if mode.startswith("tuned"):
         tuned(engine.operations.tuning)
-    engine.operations.tuning.is_dependent_launch = mode.endswith("pdl")
 
 
 MODES = [
-    ("qwen2.5-7b", "BF16", "default"), ("qwen2.5-7b", "BF16", "default+pdl"), ("qwen2.5-3b", "BF16", "default"),
-    ("qwen2.5-3b", "BF16", "tuned"), ("qwen2.5-3b", "BF16", "tuned+pdl"), ("qwen2.5-7b", "Q4_0", "default"),
-    ("qwen2.5-7b", "Q4_0", "tuned"), ("qwen2.5-7b", "Q4_0", "tuned+pdl"), ("qwen2.5-7b", "Q4_K", "tuned"),
-    ("qwen2.5-7b", "Q8_0", "default"), ("llama-3.2-3b", "BF16", "default"), ("llama-3.2-3b", "BF16", "tuned+pdl"),
+    ("qwen2.5-7b", "BF16", "default"), ("qwen2.5-7b", "BF16", "tuned"), ("qwen2.5-3b", "BF16", "tuned"),
+    ("qwen2.5-7b", "Q4_0", "tuned"), ("qwen2.5-7b", "Q4_K", "tuned"), ("qwen2.5-7b", "Q8_0", "tuned"),
+    ("llama-3.2-3b", "BF16", "tuned"),
 ]  # fmt: skip
-
-
-@part
-def attention() -> None:
-    """The decoding kernel's warps and stages, by the whole graph's time."""
-    from potluck.bench import cuda_engine as bench
-    from potluck.engine.random_checkpoint import open_random, random_name
-
-    engine = bench.open_engine(open_random(random_name("qwen2.5-3b", "BF16")), bench.CudaBenchSettings())
-    tuning = engine.operations.tuning
-    for dependent, warps, stages in itertools.product((False, True), (1, 2, 4, 8), (1, 2, 3, 4)):
-        tuning.is_dependent_launch, tuning.attention_warps, tuning.attention_stages = dependent, warps, stages
-        engine._rows._graphs.clear()
-        times = [graph_only(engine, 1, 128), graph_only(engine, 1, 230)]
-        engine._rows._graphs.clear()
-        times += [graph_only(engine, 1, 2000)] if warps > 1 else []
-        print(
-            f"dependent={dependent} warps={warps} stages={stages}",
-            " ".join(f"{each:.3f}" for each in times),
-            flush=True,
-        )
-    engine.close()
 
 
 def graph_only(engine, streams: int, prompt: int) -> float:
@@ -465,7 +397,7 @@ def engines() -> None:
             one = max(bench.decode_speed(engine, 1, 128, 64) for _ in range(3))
             line = f"{shape:13} {fmt:5} {mode:10} one {one:6.1f} tok/s = {one * size / bandwidth:.1%}, graph alone {graph_only(engine, 1, 128):.3f} ms"
             RESULTS[f"engine {shape} {fmt} {mode} one"] = one
-            if not mode.endswith("+pdl"):
+            if mode:
                 many = max(bench.decode_speed(engine, 32, 128, 48) for _ in range(2))
                 deep = bench.decode_speed(engine, 1, 4096, 48)
                 prefill = max(bench.prefill_speed(engine, 4096) for _ in range(3))
@@ -473,11 +405,7 @@ def engines() -> None:
                 line += f", 32 streams {many:.0f} = {many / one:.1f}x (graph {graph_only(engine, 32, 128):.3f} ms), at 4096 {deep:.0f}, prefill {prefill:.0f} tok/s = {share:.1%}, load {loaded:.1f} s"
                 RESULTS[f"engine {shape} {fmt} {mode} more"] = (many, deep, prefill, share)
             print(line, flush=True)
-            if (shape, fmt, mode) in (
-                ("qwen2.5-7b", "Q4_0", "tuned"),
-                ("qwen2.5-3b", "BF16", "tuned+pdl"),
-                ("qwen2.5-7b", "BF16", "default"),
-            ):
+            if mode == "tuned" and fmt in ("BF16", "Q4_0"):
                 profile(engine, shape, fmt)
         except Exception as error:
             print(f"FAILED {shape} {fmt} {mode}: {type(error).__name__}: {str(error)[:800]}")

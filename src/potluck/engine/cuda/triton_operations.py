@@ -11,32 +11,35 @@ import triton
 
 from potluck.core.model_facts import Activation
 from potluck.engine.cuda.batches import AttentionFacts, Batch, ChunkBatch, RowBatch
-from potluck.engine.cuda.kernels import attention, block_row, blocks, products, rows
+from potluck.engine.cuda.kernels import attention, block_row, blocks, dense_row, products, rows
 from potluck.engine.cuda.matrices import SCALE_KINDS, BlockMatrix, DenseMatrix, Matrix
 from potluck.engine.cuda.operations import PlainOperations
 from potluck.engine.cuda.triton_limits import FEW_ROWS, SPLIT_PAGES
 
 _ACTIVATIONS = {"silu": 1, "gelu_tanh": 2}
 _DENSE_KINDS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+_SPREAD_COLUMNS = 512
 _SLAB_BYTES = 256 << 20  # of dequantised rows at a time, in products of many rows
 
 
 class OneRow(NamedTuple):
-    """How a one-row product is cut: rows and columns (or words of quants) per step, warps, stages of loads in flight."""
-
-    rows: int
-    columns: int
-    warps: int
-    stages: int
-
-
-class OneBlockRow(NamedTuple):
-    """Rows of a thread, lanes that share a row, warps, and whether words are fetched a step ahead."""
+    """How a one-row product is cut: rows of a thread, lanes and warps that share a row, runs of a thread in a step, warps."""
 
     rows: int
     lanes: int
+    split: int
+    unroll: int
     warps: int
-    is_ahead: bool
+
+    @property
+    def program_rows(self) -> int:
+        return self.rows * (self.warps // self.split) * (32 // self.lanes)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return {
+            "ROWS": self.rows, "LANES": self.lanes, "SPLIT": self.split, "UNROLL": self.unroll, "num_warps": self.warps,
+        }  # fmt: skip
 
 
 class FewRows(NamedTuple):
@@ -51,24 +54,15 @@ class Tuning:
 
     def __init__(self) -> None:
         self.one_row: dict[tuple[int, int, bool], OneRow] = {}
-        self.one_row_blocks: dict[tuple[int, int, bool], OneBlockRow] = {}
+        self.one_row_blocks: dict[tuple[int, int, bool], OneRow] = {}
         self.few_rows: dict[tuple[int, int, int], FewRows] = {}
         self.few_rows_blocks: dict[tuple[int, int, int], FewRows] = {}
-        self.is_dependent_launch = False
-        self.attention_warps = 4
-        self.attention_stages = 3
 
     def dense_one(self, n: int, k: int, is_gated: bool) -> OneRow:
-        if (n, k, is_gated) in self.one_row:
-            return self.one_row[n, k, is_gated]
-        if k <= 2048:
-            return OneRow(4, _padded(k), 8 if is_gated else 4, 1)
-        if k <= 4096:
-            return OneRow(2 if is_gated else 4, 4096, 8, 1)
-        return OneRow(8, 1024 if k <= 16384 else 512, 4, 3)
+        return self.one_row.get((n, k, is_gated)) or OneRow(2, 32, 4, 2, 4)
 
-    def blocks_one(self, n: int, k: int, is_gated: bool) -> OneBlockRow:
-        return self.one_row_blocks.get((n, k, is_gated)) or OneBlockRow(2, 32, 4, True)
+    def blocks_one(self, n: int, k: int, is_gated: bool) -> OneRow:
+        return self.one_row_blocks.get((n, k, is_gated)) or OneRow(2, 32, 4, 1, 4)
 
     def dense_few(self, n: int, k: int, m: int, is_gated: bool, is_bf16: bool) -> FewRows:
         # Same columns per step for every number of rows: the order of sums must not depend on it.
@@ -160,37 +154,28 @@ class TritonOperations(PlainOperations):
     ) -> None:  # fmt: skip
         n = matrix.rows // 2 if activation else matrix.rows
         flags: dict[str, Any] = {
-            "K": matrix.columns, "HAS_NORM": norm is not None, "HAS_BIAS": bias is not None, "ADDS": is_added,
-            "ACTIVATION": activation,
+            "K": matrix.columns, "HAS_BIAS": bias is not None, "ADDS": is_added, "ACTIVATION": activation,
         }  # fmt: skip
-        vectors = (x if norm is None else norm), (x if bias is None else bias)
-        is_dependent = self.tuning.is_dependent_launch
-        launch = {"launch_pdl": True} if is_dependent else {}
+        n_bias = x if bias is None else bias
         if isinstance(matrix, DenseMatrix):
             cut = self.tuning.dense_one(matrix.rows, matrix.columns, bool(activation))
-            products.one_row_kernel[(triton.cdiv(n, cut.rows),)](
-                x, vectors[0], matrix.weight, vectors[1], out, n, n, epsilon, **flags, BN=cut.rows, BK=cut.columns,
-                STAGES=cut.stages, PDL=is_dependent, num_warps=cut.warps, **launch,
+            dense_row.one_row_kernel[(triton.cdiv(n, cut.program_rows),)](
+                x, x if norm is None else norm, matrix.weight, n_bias, out, n, n, epsilon, **flags,
+                HAS_NORM=norm is not None, EACH=16 // matrix.weight.element_size(), **cut.constants,
             )  # fmt: skip
             return
-        del flags["HAS_NORM"]
-        spread = self._spread(matrix, x, norm, epsilon, launch)
+        spread = self._spread(matrix, x, norm, epsilon)
         cut = self.tuning.blocks_one(matrix.rows, matrix.columns, bool(activation))
-        cut_rows = cut.rows * cut.warps * (32 // cut.lanes)
-        block_row.one_row_blocks_kernel[(triton.cdiv(n, cut_rows),)](
-            spread, *_packed(matrix), vectors[1], out, n, n, **flags, **_kind(matrix), ROWS=cut.rows, LANES=cut.lanes,
-            AHEAD=cut.is_ahead, num_warps=cut.warps,
+        block_row.one_row_blocks_kernel[(triton.cdiv(n, cut.program_rows),)](
+            spread, *_packed(matrix), n_bias, out, n, n, **flags, **_kind(matrix), **cut.constants
         )  # fmt: skip
 
-    def _spread(
-        self, matrix: BlockMatrix, x: torch.Tensor, norm: torch.Tensor | None, epsilon: float, launch: dict[str, Any]
-    ) -> torch.Tensor:
+    def _spread(self, matrix: BlockMatrix, x: torch.Tensor, norm: torch.Tensor | None, epsilon: float) -> torch.Tensor:
         columns, group = matrix.columns, matrix.group
         out = torch.empty(columns + columns // group, dtype=torch.float32, device=x.device)
-        span = 512 // group
-        blocks.spread_kernel[(triton.cdiv(columns, 512),)](
+        blocks.spread_kernel[(triton.cdiv(columns, _SPREAD_COLUMNS),)](
             x, x if norm is None else norm, out, epsilon, K=columns, GROUP=group, BITS=matrix.bits,
-            HAS_NORM=norm is not None, BK=min(4096, _padded(columns)), BG=span, PDL=bool(launch), num_warps=4, **launch,
+            HAS_NORM=norm is not None, BK=min(4096, _padded(columns)), BG=_SPREAD_COLUMNS // group, num_warps=4,
         )  # fmt: skip
         return out
 
@@ -285,20 +270,17 @@ class TritonOperations(PlainOperations):
         count, splits = len(incoming), batch.splits
         size = count * facts.heads * splits * (facts.head_size + 2) if splits > 1 else 1
         parts = torch.empty(size, dtype=torch.float32, device=incoming.device)
-        is_dependent = self.tuning.is_dependent_launch
-        launch = {"launch_pdl": True} if is_dependent else {}
         attention.attend_rows_kernel[(count, facts.kv_heads, splits)](
             incoming, *_norms(facts, incoming), facts.cos, facts.sin, facts.keys, facts.values, facts.tables, batch.positions,
             batch.table_rows, out, parts, incoming.stride(0), facts.tables.stride(0), out.stride(0), facts.scale,
             facts.soft_cap or 0.0, facts.window or 0, facts.epsilon, **_attention_flags(facts),
             GROUP=_padded(facts.heads // facts.kv_heads, 16), HAS_WINDOW=facts.window is not None, SPLITS=splits,
-            HAS_CAP=facts.soft_cap is not None, SPLIT_PAGES=SPLIT_PAGES, PDL=is_dependent,
-            num_warps=self.tuning.attention_warps, num_stages=self.tuning.attention_stages, **launch,
+            HAS_CAP=facts.soft_cap is not None, SPLIT_PAGES=SPLIT_PAGES, num_warps=2, num_stages=2,
         )  # fmt: skip
         if splits > 1:
             attention.merge_spans_kernel[(count, facts.heads)](
                 parts, batch.positions, out, out.stride(0), HEADS=facts.heads, D=facts.head_size,
-                PADDED=_padded(facts.head_size, 16), SPLITS=splits, PDL=is_dependent, num_warps=2, **launch,
+                PADDED=_padded(facts.head_size, 16), SPLITS=splits, num_warps=2,
             )  # fmt: skip
 
     def _attend_chunk(

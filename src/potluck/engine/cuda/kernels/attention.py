@@ -98,13 +98,10 @@ def attend_rows_kernel(
     parts_ptr, x_stride, table_stride, out_stride, scale, cap, window, epsilon,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr, GROUP: tl.constexpr,
     ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    IS_HALF: tl.constexpr, SPLITS: tl.constexpr, SPLIT_PAGES: tl.constexpr, PDL: tl.constexpr,
+    IS_HALF: tl.constexpr, SPLITS: tl.constexpr, SPLIT_PAGES: tl.constexpr,
 ):  # fmt: skip
     """One row, one key head, one span of positions. The span with the row's own position stores its key and value first."""
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     position = tl.load(positions_ptr + row)
     low = 0
     if HAS_WINDOW:
@@ -172,12 +169,9 @@ def attend_rows_kernel(
 @triton.jit
 def merge_spans_kernel(
     parts_ptr, positions_ptr, out_ptr, out_stride, HEADS: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr,
-    SPLITS: tl.constexpr, PDL: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     d = tl.arange(0, PADDED)
     if tl.load(positions_ptr + row) >= 0:
         base = parts_ptr + ((row * HEADS + head) * SPLITS).to(tl.int64) * (D + 2)

@@ -38,14 +38,11 @@ def scales_of(scales_ptr, supers_ptr, rows, groups, mask, GROUPS: tl.constexpr, 
 @triton.jit
 def spread_kernel(
     x_ptr, norm_ptr, out_ptr, epsilon, K: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, HAS_NORM: tl.constexpr,
-    BK: tl.constexpr, BG: tl.constexpr, PDL: tl.constexpr,
+    BK: tl.constexpr, BG: tl.constexpr,
 ):  # fmt: skip
     """A row, normalised, in the order in which words hold quants: first every word's lowest one; then each group's sum."""
     WORDS: tl.constexpr = K * BITS // 32
     IN_PLACE: tl.constexpr = 5 if BITS == 4 else 2
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     inverse = 1.0
     if HAS_NORM:
         squares = tl.zeros([BK], tl.float32)

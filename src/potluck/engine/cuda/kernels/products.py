@@ -1,6 +1,5 @@
-"""Products of few rows with float matrices. One row: every program reads whole rows of weights and sums in float32.
-
-Several rows: tiles of weights meet the rows in the tensor cores, columns in one order whatever the number of rows is.
+"""Products of several rows with float matrices: tiles of weights meet the rows in the tensor cores, columns in one order whatever the
+number of rows is.
 """
 
 import triton
@@ -16,67 +15,6 @@ def activated(gate, ACTIVATION: tl.constexpr):
         inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
         result = gate / (1.0 + tl.exp(-inner))
     return result
-
-
-@triton.jit
-def weights_at(places, k, K: tl.constexpr, BK: tl.constexpr):
-    if K % BK == 0:
-        w = tl.load(places, eviction_policy="evict_first")
-    else:
-        w = tl.load(places, mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
-    return w
-
-
-@triton.jit
-def one_row_kernel(
-    x_ptr, norm_ptr, w_ptr, bias_ptr, out_ptr, n_rows, up_offset, epsilon,
-    K: tl.constexpr, HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr, ACTIVATION: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """out[n] (+)= sum over k of w[n, k] · x[k]; with ACTIVATION, of row n (gate) and row n + up_offset (up).
-
-    Where one pass is enough, a dependent launch fetches its weights before it waits for the row.
-    """
-    IS_EARLY: tl.constexpr = K <= BK
-    rows = tl.program_id(0) * BN + tl.arange(0, BN)
-    is_row = rows < n_rows
-    safe_rows = tl.where(is_row, rows, 0).to(tl.int64)
-    columns = tl.arange(0, BK)
-    total = tl.zeros([BN, BK], tl.float32)
-    total_up = tl.zeros([BN, BK], tl.float32)
-    squares = tl.zeros([BK], tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        if not IS_EARLY:
-            tl.extra.cuda.gdc_wait()
-    for first in tl.range(0, K, BK, num_stages=STAGES):
-        k = first + columns
-        w = weights_at(w_ptr + safe_rows[:, None] * K + k[None, :], k, K, BK)
-        u = w
-        if ACTIVATION:
-            u = weights_at(w_ptr + (safe_rows + up_offset)[:, None] * K + k[None, :], k, K, BK)
-        if PDL and IS_EARLY:
-            tl.extra.cuda.gdc_wait()
-        x = tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)
-        if HAS_NORM:
-            squares += x * x
-            x = x * tl.load(norm_ptr + k, mask=k < K, other=0.0)
-        total += w.to(tl.float32) * x[None, :]
-        if ACTIVATION:
-            total_up += u.to(tl.float32) * x[None, :]
-    result = tl.sum(total, axis=1)
-    up = tl.sum(total_up, axis=1)
-    if HAS_NORM:
-        inverse = 1.0 / tl.sqrt(tl.sum(squares, axis=0) / K + epsilon)
-        result *= inverse
-        up *= inverse
-    if HAS_BIAS:
-        result += tl.load(bias_ptr + rows, mask=is_row, other=0.0)
-    if ACTIVATION:
-        result = activated(result, ACTIVATION) * up
-    if ADDS:
-        result += tl.load(out_ptr + rows, mask=is_row, other=0.0)
-    tl.store(out_ptr + rows, result, mask=is_row)
 
 
 @triton.jit
