@@ -92,6 +92,7 @@ class CpuEngine(ShardEngine):
         self._batch = np.zeros(BATCH_WORDS, np.int64)
         self._tiles = np.zeros((self.max_rows, TILE_WORDS), np.int64)
         self._batch[BATCH_TILES] = self._tiles.ctypes.data
+        self._batch_address = int(self._batch.ctypes.data)
 
     @property
     def processor(self) -> str:
@@ -118,16 +119,25 @@ class CpuEngine(ShardEngine):
         before_layers, before_output = at_ends(layers, roundings)
         inputs = [self._input(step, before_layers) for step in steps]
         outputs = [np.empty_like(rows) for rows in inputs]
-        programs = self._programs(layers, roundings)
-        for pieces in self._cut(steps):
+        runs = self._cut(steps)
+        head = self._head if before_output is None and len(runs) == 1 and self._chooses_in_every_row(steps) else None
+        programs = self._programs(layers, roundings, head)
+        for pieces in runs:
             self._run_layers(steps, pieces, programs, inputs, outputs)
         for step in steps:
             self._session(step.session).kv.length += step.count
+        if head is not None and programs:
+            return [StepResult(rows, head.logits[i : i + 1].copy()) for i, rows in enumerate(outputs)]
         logits = self._logits(steps, outputs, before_output)
         return [StepResult(rows, chosen) for rows, chosen in zip(outputs, logits, strict=True)]
 
+    def _chooses_in_every_row(self, steps: Sequence[Step]) -> bool:
+        """Whether this is plain decoding, whose layers and logits can be one run."""
+        fits = self._head is not None and len(steps) <= self._head.max_rows
+        return fits and all(step.count == 1 and step.logits == (0,) for step in steps)
+
     def _programs(
-        self, layers: LayerRange | None, roundings: Sequence[Rounding]
+        self, layers: LayerRange | None, roundings: Sequence[Rounding], head: OutputHead | None
     ) -> list[tuple[Program, Callable[[Floats], Floats] | None]]:
         """Programs to run one after the other, each with what is done to the rows before it."""
         if layers is None:
@@ -137,7 +147,10 @@ class CpuEngine(ShardEngine):
         }
         edges = [layers.start, *sorted(inside), layers.stop]
         return [
-            (self._decoder.program_for(first, stop, layers.start), inside.get(first))
+            (
+                self._decoder.program_for(first, stop, layers.start, head if stop == layers.stop else None),
+                inside.get(first),
+            )
             for first, stop in itertools.pairwise(edges)
         ]
 
@@ -207,12 +220,14 @@ class CpuEngine(ShardEngine):
 
     def _run(self, program: Program, rows: int, kind: int) -> None:
         self._batch[BATCH_ROWS] = rows
+        place = (program.table_address, len(program), self._batch_address, program.sync_address)
+        if self.settings.threads == 1:
+            self._team.run(*place, 1)
+            return
         size = (rows << 24) | (len(program) << 1) | kind  # what the governor compares: equal work only
         threads = self._governor.choose(size)
         start, used = time.perf_counter(), time.process_time()
-        self._team.run(
-            program.table.ctypes.data, len(program), self._batch.ctypes.data, program.sync.ctypes.data, threads
-        )
+        self._team.run(*place, threads)
         self._governor.record(size, threads, time.perf_counter() - start, time.process_time() - used)
 
     def _logits(self, steps: Sequence[Step], outputs: list[Floats], rounded: Round | None) -> list[Floats | None]:

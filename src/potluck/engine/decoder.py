@@ -97,7 +97,7 @@ class Decoder:
         self._tables: dict[Rotary, RotaryTable] = {}
         self._attention_arguments: list[tuple[Rotary, list[Words]]] = []
         self._held: list[object] = []
-        self._programs: dict[tuple[int, int, int], Program] = {}
+        self._programs: dict[tuple[int, int, int, bool], Program] = {}
         self._positions = 1
         self._unplaced = False  # operations that do not know yet where their tables lie
 
@@ -113,15 +113,15 @@ class Decoder:
             for name, wanted in roles.items()
         }
 
-    def program_for(self, first: int, stop: int, base: int) -> Program:
-        """Layers first ≤ layer < stop, for sessions whose pages begin with layer `base`."""
-        key = (first, stop, base)
+    def program_for(self, first: int, stop: int, base: int, head: "OutputHead | None" = None) -> Program:
+        """Layers first ≤ layer < stop, for sessions whose pages begin with layer `base`; then the logits of all rows."""
+        key = (first, stop, base, head is not None)
         if key not in self._programs:
-            self._programs[key] = self._build(first, stop, base)
+            self._programs[key] = self._build(first, stop, base, head)
             self.reserve_positions(self._positions)
         return self._programs[key]
 
-    def _build(self, first: int, stop: int, base: int) -> Program:
+    def _build(self, first: int, stop: int, base: int, head: "OutputHead | None") -> Program:
         program = Program()
         pending: tuple[_Product | None, Floats | None, Floats | None] = (None, None, None)
         for layer in range(first, stop):
@@ -135,7 +135,11 @@ class Decoder:
             self._add_residual(program, added, weights.vector("feed_forward_norm"), self._normed)
             self._add_feed_forward(program, weights)
             pending = (self._projected, weights.vector("post_feed_forward_norm"), None)
-        self._add_residual(program, pending, None, None)
+        if head is None:
+            self._add_residual(program, pending, None, None)
+        else:
+            self._add_residual(program, pending, head.norm, head.normed)
+            head.add_logits(program)
         program.seal()
         return program
 
@@ -259,20 +263,25 @@ class OutputHead:
         self.max_rows = max_rows
         self.vocabulary_size = facts.vocabulary_size
         self.hidden = aligned_floats(max_rows, facts.hidden_size)
-        self._normed = Activations(max_rows, facts.hidden_size, is_quantised=_is_quantised(weights.output))
+        self.norm = weights.output_norm
+        self.normed = Activations(max_rows, facts.hidden_size, is_quantised=_is_quantised(weights.output))
+        self._library, self._output, self._soft_cap = library, weights.output, facts.output_soft_cap
         self._logits = _Product(max_rows, weights.output.rows)
-        self._held = (weights.output_norm,)
         self.program = Program()
         arguments = (
-            int(self.hidden.ctypes.data), 0, 0, 0, 0, _address(weights.output_norm), float_bits(facts.norm_epsilon),
-            facts.hidden_size, self._normed.address, 0,
+            int(self.hidden.ctypes.data), 0, 0, 0, 0, _address(self.norm), float_bits(facts.norm_epsilon),
+            facts.hidden_size, self.normed.address, 0,
         )  # fmt: skip
         self.program.add(library.residual_norm, arguments, policy=BY_ROWS)
-        add_matmul(self.program, library, weights.output, self._normed, self._logits)
-        if facts.output_soft_cap:
-            cap = (self._logits.address(), weights.output.rows, self._logits.stride, float_bits(facts.output_soft_cap))
-            self.program.add(library.soft_cap, cap, policy=BY_ROWS)
+        self.add_logits(self.program)
         self.program.seal()
+
+    def add_logits(self, program: Program) -> None:
+        """From `normed`, which the program has filled, to `logits`."""
+        add_matmul(program, self._library, self._output, self.normed, self._logits)
+        if self._soft_cap:
+            cap = (self._logits.address(), self._output.rows, self._logits.stride, float_bits(self._soft_cap))
+            program.add(self._library.soft_cap, cap, policy=BY_ROWS)
 
     @property
     def logits(self) -> Floats:

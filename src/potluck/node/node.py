@@ -30,6 +30,7 @@ from potluck.wire.messages import (
     Refused,
     Result,
     Rewired,
+    Step,
     TokenizerData,
 )
 from potluck.wire.worker_settings import WorkerSettings
@@ -118,6 +119,8 @@ class Node:
         self.links.send(effect.node, effect.address, effect.message, effect.body)
 
     def _on_message(self, sender: bytes, message: Message, body: bytes) -> None:
+        if type(message) is Step and (owner := self._owners.get(message.session)) is not None:
+            return owner.deliver(sender, message, body)  # by far the most frequent, and the one that is waited for
         if isinstance(message, Describe):
             return self._send(SendTo(sender, None, self._describe(message.nonce)))
         if isinstance(message, GetTokenizer):

@@ -472,15 +472,16 @@ class ShardCore:
         stop = step.position + step.count
         if session.stage.has_output:
             if stop > session.wiring.forward_from or step.chooses:
+                # The ring first: the next token waits for it, while the head only passes on what it gets.
+                self._feed_ring(session, stop, output.token, now_s)
                 self._send(
                     session.head, None,
                     Result(session.id, session.epoch, stop, output.token, output.logprob, output.top, *spent),
                 )  # fmt: skip
-                self._feed_ring(session, stop, output.token, now_s)
             return
-        self._outbox.keep(session.id, step.position, step.count, body)
         if step.position >= session.wiring.forward_from:
             self._forward(session, step.position, step.count, body, step.chooses, spent)
+        self._outbox.keep(session.id, step.position, step.count, body)
 
     def _forward(
         self, session: ShardSession, position: int, count: int, body: bytes, chooses: bool, spent: "_Spent"

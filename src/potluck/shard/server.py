@@ -44,8 +44,9 @@ class ShardServer:
         self, node: bytes, settings: ShardSettings, worker: WorkerSettings, send: Send, metrics: Metrics
     ) -> None:
         self.core = ShardCore(node, settings, encoded_bytes)  # type: ignore[arg-type]
-        latency = metrics.shard_latency_ms.labels(shard_id=self.shard_id)
-        self.core.observe = lambda seconds: latency.observe(seconds * 1000)
+        self._latency_ms = metrics.shard_latency_ms.labels(shard_id=self.shard_id)
+        self._latencies_s: list[float] = []  # written down once the step is on its way
+        self.core.observe = self._latencies_s.append
         self.supervisor = WorkerSupervisor(worker, self._on_worker_message, self._on_worker_lost)
         self._send = send
         self._loop = asyncio.get_running_loop()
@@ -89,6 +90,8 @@ class ShardServer:
     def _on_worker_message(self, message: FromWorker, body: bytes) -> None:
         self.core.on_worker_message(message, body, self._loop.time())
         self._carry_out()
+        while self._latencies_s:
+            self._latency_ms.observe(self._latencies_s.pop() * 1000)
         if isinstance(message, LoadFailed):
             self._failure = f"{message.code}: {message.message}"
         if self.core.state.is_loaded or self._failure:

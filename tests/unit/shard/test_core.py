@@ -441,7 +441,7 @@ def test_the_ring_goes_on_while_there_is_credit_and_holds_the_token_when_there_i
     bench = CoreBench(LAST)
     bench.open(wiring=wiring_of(LAST, ring=True))
     bench.tell(HEAD, Credit(S, 0, 1))
-    result, fed = bench.run(0, 4)
+    fed, result = bench.run(0, 4)
     assert isinstance(result.message, Result)
     assert (fed.node, fed.message, fed.body) == (
         BEFORE, Step(session_id(1000), 0, 4, 1, 0, None, True), (7).to_bytes(4, "little"),

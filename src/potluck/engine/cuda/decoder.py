@@ -53,9 +53,9 @@ class Decoder:
         incoming = do.products(
             part.query_key_value, hidden, norm=part.attention_norm, epsilon=epsilon, bias=part.query_key_value_bias
         )
-        attended = do.attend(incoming, batch, attention)
+        attended = do.attend(incoming, batch, attention, part.attention_output)
         self._add(hidden, attended, part.attention_output, part.attention_output_bias, part.post_attention_norm)
-        activated = do.gated(part.gate_up, hidden, part.feed_forward_norm, epsilon, self.facts.activation)
+        activated = do.gated(part.gate_up, hidden, part.feed_forward_norm, epsilon, self.facts.activation, part.down)
         self._add(hidden, activated, part.down, None, part.post_feed_forward_norm)
 
     def _add(

@@ -16,7 +16,10 @@ class Operations(Protocol):
         self, matrices: Sequence[Matrix], x: torch.Tensor, *, norm: torch.Tensor | None, epsilon: float,
         bias: torch.Tensor | None, is_exact: bool = False,
     ) -> torch.Tensor:  # fmt: skip
-        """Rows of x, normalised where there is a norm, times each matrix, side by side. `is_exact`: the result is float32."""
+        """Rows of x, normalised where there is a norm, times each matrix, side by side. `is_exact`: the result is float32.
+
+        Without a norm x comes from `attend` or `gated`, made for this one matrix.
+        """
         ...
 
     def add_product(self, matrix: Matrix, x: torch.Tensor, hidden: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -24,16 +27,20 @@ class Operations(Protocol):
         ...
 
     def gated(
-        self, matrices: Sequence[Matrix], x: torch.Tensor, norm: torch.Tensor, epsilon: float, activation: Activation
-    ) -> torch.Tensor:
-        """activation(gate) · up of normalised rows; `matrices`: both in one, or gate and up."""
+        self, matrices: Sequence[Matrix], x: torch.Tensor, norm: torch.Tensor, epsilon: float, activation: Activation,
+        following: Matrix,
+    ) -> torch.Tensor:  # fmt: skip
+        """activation(gate) · up of normalised rows; `matrices`: both in one, or gate and up.
+
+        The result is for a product with `following` and may lie in an order that only that product knows; likewise `attend`'s.
+        """
         ...
 
     def add_normed(self, hidden: torch.Tensor, x: torch.Tensor, norm: torch.Tensor, epsilon: float) -> None:
         """hidden += norm(x), in place."""
         ...
 
-    def attend(self, incoming: torch.Tensor, batch: Batch, facts: AttentionFacts) -> torch.Tensor:
+    def attend(self, incoming: torch.Tensor, batch: Batch, facts: AttentionFacts, following: Matrix) -> torch.Tensor:
         """Queries, keys and values side by side: stores the new keys and values, returns what the queries see."""
         ...
 
@@ -59,8 +66,9 @@ class PlainOperations:
         hidden += self.products([matrix], x, norm=None, epsilon=0.0, bias=bias)
 
     def gated(
-        self, matrices: Sequence[Matrix], x: torch.Tensor, norm: torch.Tensor, epsilon: float, activation: Activation
-    ) -> torch.Tensor:
+        self, matrices: Sequence[Matrix], x: torch.Tensor, norm: torch.Tensor, epsilon: float, activation: Activation,
+        following: Matrix,
+    ) -> torch.Tensor:  # fmt: skip
         gate, up = self.products(matrices, x, norm=norm, epsilon=epsilon, bias=None).chunk(2, dim=1)
         return activated(gate, activation) * up
 
@@ -74,7 +82,7 @@ class PlainOperations:
         best = logits.argmax(dim=1).to(torch.int32)
         return torch.where(logits.isnan().any(dim=1), torch.full_like(best, -1), best)
 
-    def attend(self, incoming: torch.Tensor, batch: Batch, facts: AttentionFacts) -> torch.Tensor:
+    def attend(self, incoming: torch.Tensor, batch: Batch, facts: AttentionFacts, following: Matrix) -> torch.Tensor:
         if isinstance(batch, ChunkBatch):
             return _attend_session(incoming, batch.start, batch.table_row, facts)
         result = torch.zeros(len(incoming), facts.heads * facts.head_size, device=incoming.device)

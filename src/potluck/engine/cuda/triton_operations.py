@@ -11,7 +11,7 @@ import triton
 
 from potluck.core.model_facts import Activation
 from potluck.engine.cuda.batches import AttentionFacts, Batch, ChunkBatch, RowBatch
-from potluck.engine.cuda.kernels import attention, block_row, blocks, dense_row, products, rows
+from potluck.engine.cuda.kernels import attention, block_row, blocks, dense_row, products, rows, spread
 from potluck.engine.cuda.matrices import SCALE_KINDS, BlockMatrix, DenseMatrix, Matrix
 from potluck.engine.cuda.operations import PlainOperations
 from potluck.engine.cuda.triton_limits import FEW_ROWS, SPLIT_PAGES
@@ -19,6 +19,8 @@ from potluck.engine.cuda.triton_limits import FEW_ROWS, SPLIT_PAGES
 _ACTIVATIONS = {"silu": 1, "gelu_tanh": 2}
 _DENSE_KINDS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 _SPREAD_COLUMNS = 512
+_MULTIPROCESSORS = 132  # of an H100 or H200, which the cuts were measured on
+_MAGIC = 0x4B000000  # 2^23 as a float
 _SLAB_BYTES = 256 << 20  # of dequantised rows at a time, in products of many rows
 
 
@@ -59,10 +61,16 @@ class Tuning:
         self.few_rows_blocks: dict[tuple[int, int, int], FewRows] = {}
 
     def dense_one(self, n: int, k: int, is_gated: bool) -> OneRow:
-        return self.one_row.get((n, k, is_gated)) or OneRow(2, 32, 4, 2, 4)
+        if (n, k, is_gated) in self.one_row:
+            return self.one_row[n, k, is_gated]
+        if is_gated:
+            return OneRow(4, 32, 8, 1, 8) if k <= 2048 else OneRow(4, 32, 1, 1, 4)
+        return OneRow(4, 32, 8, 1, 8) if k <= 2048 or n > 65536 else OneRow(4, 32, 4, 1, 4)
 
     def blocks_one(self, n: int, k: int, is_gated: bool) -> OneRow:
-        return self.one_row_blocks.get((n, k, is_gated)) or OneRow(2, 32, 4, 1, 4)
+        return self.one_row_blocks.get((n, k, is_gated)) or (
+            OneRow(4, 32, 4, 1, 4) if k > 8192 else OneRow(1, 16, 1, 1, 4)
+        )
 
     def dense_few(self, n: int, k: int, m: int, is_gated: bool, is_bf16: bool) -> FewRows:
         # Same columns per step for every number of rows: the order of sums must not depend on it.
@@ -70,8 +78,10 @@ class Tuning:
             return self.few_rows[n, k, m]
         if not is_bf16:
             return FewRows(16 if n < 8192 else 32, min(128, _padded(k, 16)), 4, 3)
-        if n < 8192:
-            return FewRows(16 if n < 2560 else 32, min(256, _padded(k, 16)), 4, 5 if m <= 32 else 3)
+        if n <= 32 * _MULTIPROCESSORS:  # all programs at once, two at most on each
+            return FewRows(16 if n <= 16 * _MULTIPROCESSORS else 32, min(256, _padded(k, 16)), 4, 5 if m <= 32 else 3)
+        if n <= 64 * _MULTIPROCESSORS:
+            return FewRows(64, min(128, _padded(k, 16)), 4, 5)
         return FewRows(64, min(64, _padded(k, 16)), 8, 3) if is_gated else FewRows(64, min(128, _padded(k, 16)), 4, 3)
 
     def blocks_few(self, n: int, k: int, m: int) -> FewRows:
@@ -116,8 +126,9 @@ class TritonOperations(PlainOperations):
         self._product(matrix, x, hidden, bias=bias, is_added=True)
 
     def gated(
-        self, matrices: Sequence[Matrix], x: torch.Tensor, norm: torch.Tensor, epsilon: float, activation: Activation
-    ) -> torch.Tensor:
+        self, matrices: Sequence[Matrix], x: torch.Tensor, norm: torch.Tensor, epsilon: float, activation: Activation,
+        following: Matrix,
+    ) -> torch.Tensor:  # fmt: skip
         count = len(x)
         if len(matrices) == 1 and count <= FEW_ROWS:
             dtype = torch.float32 if self._is_one(count) else self._x_dtype
@@ -125,7 +136,15 @@ class TritonOperations(PlainOperations):
             kept: torch.Tensor | None = norm
             if not self._is_one(count):
                 x, kept = self._normed(x, norm, epsilon), None
-            self._product(matrices[0], x, out, norm=kept, epsilon=epsilon, activation=_ACTIVATIONS[activation])
+            self._product(
+                matrices[0],
+                x,
+                out,
+                norm=kept,
+                epsilon=epsilon,
+                activation=_ACTIVATIONS[activation],
+                following=following,
+            )
             return out
         both = self.products(matrices, x, norm=norm, epsilon=epsilon, bias=None)
         width = both.shape[1] // 2
@@ -134,15 +153,21 @@ class TritonOperations(PlainOperations):
         rows.gate_kernel[(count, triton.cdiv(width, 1024))](
             both, out, K=width, ACTIVATION=_ACTIVATIONS[activation], BK=1024
         )
-        return out
+        return self._laid_out(out, following)
+
+    def _laid_out(self, x: torch.Tensor, following: Matrix) -> torch.Tensor:
+        """A row that no kernel has spread for its quantised matrix."""
+        if isinstance(following, BlockMatrix) and self._is_one(len(x)):
+            return self._spread(following, x, None, 0.0)
+        return x
 
     def _product(
         self, matrix: Matrix, x: torch.Tensor, out: torch.Tensor, *, norm: torch.Tensor | None = None, epsilon: float = 0.0,
-        bias: torch.Tensor | None = None, is_added: bool = False, activation: int = 0,
+        bias: torch.Tensor | None = None, is_added: bool = False, activation: int = 0, following: Matrix | None = None,
     ) -> None:  # fmt: skip
         count = len(x)
         if self._is_one(count):
-            self._one_row(matrix, x, out, norm, epsilon, bias, is_added, activation)
+            self._one_row(matrix, x, out, norm, epsilon, bias, is_added, activation, following)
         elif count <= FEW_ROWS:
             self._few_rows(matrix, x, out, bias, is_added, activation)
         else:
@@ -150,11 +175,12 @@ class TritonOperations(PlainOperations):
 
     def _one_row(
         self, matrix: Matrix, x: torch.Tensor, out: torch.Tensor, norm: torch.Tensor | None, epsilon: float,
-        bias: torch.Tensor | None, is_added: bool, activation: int,
+        bias: torch.Tensor | None, is_added: bool, activation: int, following: Matrix | None,
     ) -> None:  # fmt: skip
         n = matrix.rows // 2 if activation else matrix.rows
         flags: dict[str, Any] = {
             "K": matrix.columns, "HAS_BIAS": bias is not None, "ADDS": is_added, "ACTIVATION": activation,
+            "NEXT_K": n, "NEXT_BITS": following.bits if isinstance(following, BlockMatrix) else 0,
         }  # fmt: skip
         n_bias = x if bias is None else bias
         if isinstance(matrix, DenseMatrix):
@@ -164,18 +190,18 @@ class TritonOperations(PlainOperations):
                 HAS_NORM=norm is not None, EACH=16 // matrix.weight.element_size(), **cut.constants,
             )  # fmt: skip
             return
-        spread = self._spread(matrix, x, norm, epsilon)
+        row = x if norm is None else self._spread(matrix, x, norm, epsilon)
         cut = self.tuning.blocks_one(matrix.rows, matrix.columns, bool(activation))
         block_row.one_row_blocks_kernel[(triton.cdiv(n, cut.program_rows),)](
-            spread, *_packed(matrix), n_bias, out, n, n, **flags, **_kind(matrix), **cut.constants
+            row, *_packed(matrix), n_bias, out, n, n, _MAGIC, **flags, **_kind(matrix), **cut.constants
         )  # fmt: skip
 
     def _spread(self, matrix: BlockMatrix, x: torch.Tensor, norm: torch.Tensor | None, epsilon: float) -> torch.Tensor:
-        columns, group = matrix.columns, matrix.group
-        out = torch.empty(columns + columns // group, dtype=torch.float32, device=x.device)
-        blocks.spread_kernel[(triton.cdiv(columns, _SPREAD_COLUMNS),)](
-            x, x if norm is None else norm, out, epsilon, K=columns, GROUP=group, BITS=matrix.bits,
-            HAS_NORM=norm is not None, BK=min(4096, _padded(columns)), BG=_SPREAD_COLUMNS // group, num_warps=4,
+        columns = matrix.columns
+        out = torch.empty((1, columns), dtype=torch.float32, device=x.device)
+        spread.spread_kernel[(triton.cdiv(columns, _SPREAD_COLUMNS),)](
+            x, x if norm is None else norm, out, epsilon, K=columns, BITS=matrix.bits, HAS_NORM=norm is not None,
+            BK=min(4096, _padded(columns)), SPAN=_SPREAD_COLUMNS, num_warps=4,
         )  # fmt: skip
         return out
 
@@ -257,16 +283,20 @@ class TritonOperations(PlainOperations):
 
     # ------------------------------------------------------------ attention
 
-    def attend(self, incoming: torch.Tensor, batch: Batch, facts: AttentionFacts) -> torch.Tensor:
-        dtype = torch.float32 if self._is_one(len(incoming)) else self._x_dtype
+    def attend(self, incoming: torch.Tensor, batch: Batch, facts: AttentionFacts, following: Matrix) -> torch.Tensor:
+        is_one = self._is_one(len(incoming))
+        dtype = torch.float32 if is_one else self._x_dtype
         out = torch.empty((len(incoming), facts.heads * facts.head_size), dtype=dtype, device=incoming.device)
         if isinstance(batch, ChunkBatch):
             self._attend_chunk(incoming, batch, facts, out)
-        else:
-            self._attend_rows(incoming, batch, facts, out)
+            return self._laid_out(out, following)
+        next_bits = following.bits if is_one and isinstance(following, BlockMatrix) else 0
+        self._attend_rows(incoming, batch, facts, out, next_bits)
         return out
 
-    def _attend_rows(self, incoming: torch.Tensor, batch: RowBatch, facts: AttentionFacts, out: torch.Tensor) -> None:
+    def _attend_rows(
+        self, incoming: torch.Tensor, batch: RowBatch, facts: AttentionFacts, out: torch.Tensor, next_bits: int
+    ) -> None:
         count, splits = len(incoming), batch.splits
         size = count * facts.heads * splits * (facts.head_size + 2) if splits > 1 else 1
         parts = torch.empty(size, dtype=torch.float32, device=incoming.device)
@@ -275,12 +305,12 @@ class TritonOperations(PlainOperations):
             batch.table_rows, out, parts, incoming.stride(0), facts.tables.stride(0), out.stride(0), facts.scale,
             facts.soft_cap or 0.0, facts.window or 0, facts.epsilon, **_attention_flags(facts),
             GROUP=_padded(facts.heads // facts.kv_heads, 16), HAS_WINDOW=facts.window is not None, SPLITS=splits,
-            HAS_CAP=facts.soft_cap is not None, SPLIT_PAGES=SPLIT_PAGES, num_warps=2, num_stages=2,
+            HAS_CAP=facts.soft_cap is not None, SPLIT_PAGES=SPLIT_PAGES, NEXT_BITS=next_bits, num_warps=2, num_stages=2,
         )  # fmt: skip
         if splits > 1:
             attention.merge_spans_kernel[(count, facts.heads)](
                 parts, batch.positions, out, out.stride(0), HEADS=facts.heads, D=facts.head_size,
-                PADDED=_padded(facts.head_size, 16), SPLITS=splits, num_warps=2,
+                PADDED=_padded(facts.head_size, 16), SPLITS=splits, NEXT_BITS=next_bits, num_warps=2,
             )  # fmt: skip
 
     def _attend_chunk(

@@ -5,6 +5,8 @@ row's result does not depend on its neighbours or on how many spans the launch h
 import triton
 import triton.language as tl
 
+from potluck.engine.cuda.kernels.spread import spread_place
+
 PAGE = tl.constexpr(64)
 
 
@@ -98,7 +100,7 @@ def attend_rows_kernel(
     parts_ptr, x_stride, table_stride, out_stride, scale, cap, window, epsilon,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr, GROUP: tl.constexpr,
     ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    IS_HALF: tl.constexpr, SPLITS: tl.constexpr, SPLIT_PAGES: tl.constexpr,
+    IS_HALF: tl.constexpr, SPLITS: tl.constexpr, SPLIT_PAGES: tl.constexpr, NEXT_BITS: tl.constexpr,
 ):  # fmt: skip
     """One row, one key head, one span of positions. The span with the row's own position stores its key and value first."""
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -157,8 +159,13 @@ def attend_rows_kernel(
             )
         is_wanted = (g < QUERIES)[:, None] & (d < D)[None, :]
         if SPLITS == 1:
-            place = out_ptr + row.to(tl.int64) * out_stride + heads[:, None] * D + d[None, :]
-            tl.store(place, (total / weight[:, None]).to(out_ptr.dtype.element_ty), mask=is_wanted)
+            result = total / weight[:, None]
+            place = heads[:, None] * D + d[None, :]
+            if NEXT_BITS:
+                place, factor = spread_place(place, HEADS * D, NEXT_BITS)
+                result *= factor
+            at = out_ptr + row.to(tl.int64) * out_stride + place
+            tl.store(at, result.to(out_ptr.dtype.element_ty), mask=is_wanted)
         else:
             part = parts_ptr + ((row * HEADS + heads) * SPLITS + split).to(tl.int64) * (D + 2)
             tl.store(part[:, None] + d[None, :], total, mask=is_wanted)
@@ -169,7 +176,7 @@ def attend_rows_kernel(
 @triton.jit
 def merge_spans_kernel(
     parts_ptr, positions_ptr, out_ptr, out_stride, HEADS: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLITS: tl.constexpr, NEXT_BITS: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, PADDED)
@@ -188,8 +195,13 @@ def merge_spans_kernel(
             total = total * before + values * after
             weight = weight * before + tl.load(part + D + 1) * after
             largest = new
-        place = out_ptr + row.to(tl.int64) * out_stride + head * D + d
-        tl.store(place, (total / weight).to(out_ptr.dtype.element_ty), mask=d < D)
+        result = total / weight
+        place = head * D + d
+        if NEXT_BITS:
+            place, factor = spread_place(place, HEADS * D, NEXT_BITS)
+            result *= factor
+        at = out_ptr + row.to(tl.int64) * out_stride + place
+        tl.store(at, result.to(out_ptr.dtype.element_ty), mask=d < D)
 
 
 @triton.jit

@@ -1,5 +1,5 @@
 """One row times a quantised matrix. Layouts are written out: a thread has whole groups of columns of some rows of weights, so that
-nothing but the last sum crosses threads. `spread_kernel` in `blocks` brings the row into the quants' order.
+nothing but the last sum crosses threads. `spread` brings the row into the quants' order.
 """
 
 from triton.experimental import gluon
@@ -14,9 +14,10 @@ def as_half(bits):
 
 
 @gluon.jit
-def quant_of(words, i: gl.constexpr, BITS: gl.constexpr, ZERO: gl.constexpr):
+def quant_of(words, magic, i: gl.constexpr, BITS: gl.constexpr, ZERO: gl.constexpr):
     """The i-th quant of each word, times a power of two that `spread_kernel` divides the row by: the bits become the lowest of
-    2^23 as a float, from which 2^23 is taken away. That spares a shift and a conversion for each.
+    2^23 as a float (`magic`), from which 2^23 is taken away. That spares a shift and a conversion for each. `magic` is an
+    argument, because with two constants the compiler makes two instructions of masking and setting.
     """
     IN_PLACE: gl.constexpr = 5 if BITS == 4 else 2
     PLACE: gl.constexpr = BITS * (i if i < IN_PLACE else i - IN_PLACE)
@@ -26,7 +27,7 @@ def quant_of(words, i: gl.constexpr, BITS: gl.constexpr, ZERO: gl.constexpr):
     MASK: gl.constexpr = ((1 << BITS) - 1) << PLACE
     if i >= IN_PLACE:
         words = words >> (BITS * IN_PLACE)
-    bits = (words & MASK) | 0x4B000000
+    bits = (words & MASK) | magic
     return bits.to(gl.float32, bitcast=True) - BIAS
 
 
@@ -61,10 +62,11 @@ def words_at(ptr, mask, BITS: gl.constexpr):
 
 @gluon.jit
 def one_row_blocks_kernel(
-    x_ptr, words_ptr, scales_ptr, supers_ptr, bias_ptr, out_ptr, n_rows, up_offset,
+    x_ptr, words_ptr, scales_ptr, supers_ptr, bias_ptr, out_ptr, n_rows, up_offset, magic,
     K: gl.constexpr, GROUP: gl.constexpr, BITS: gl.constexpr, KIND: gl.constexpr, ZERO: gl.constexpr,
     HAS_BIAS: gl.constexpr, ADDS: gl.constexpr, ACTIVATION: gl.constexpr, ROWS: gl.constexpr, LANES: gl.constexpr,
-    SPLIT: gl.constexpr, UNROLL: gl.constexpr, num_warps: gl.constexpr,
+    SPLIT: gl.constexpr, UNROLL: gl.constexpr, NEXT_K: gl.constexpr, NEXT_BITS: gl.constexpr,
+    num_warps: gl.constexpr,
 ):  # fmt: skip
     """out[n] (+)= row n of weights · x; with ACTIVATION, of row n (gate) and row n + up_offset (up).
 
@@ -76,6 +78,7 @@ def one_row_blocks_kernel(
     GROUPS: gl.constexpr = K // GROUP
     SUPERS: gl.constexpr = K // 256
     IN_SUPER: gl.constexpr = 256 // GROUP
+    IN_PLACE: gl.constexpr = 5 if BITS == 4 else 2
     STEP: gl.constexpr = LANES * SPLIT * UNROLL
     BN: gl.constexpr = ROWS * (num_warps // SPLIT) * (32 // LANES)
     cube: gl.constexpr = gl.BlockedLayout(
@@ -107,21 +110,24 @@ def one_row_blocks_kernel(
             )
         part = gl.zeros([BN, STEP, EACH], gl.float32, cube)
         part_up = gl.zeros([BN, STEP, EACH], gl.float32, cube)
+        sums = gl.zeros([STEP, EACH], gl.float32, gl.SliceLayout(0, cube))
         for i in gl.static_range(PER):
-            x = gl.expand_dims(gl.load(x_ptr + i * WORDS + first * EACH + place, mask=inside, other=0.0), 0)
-            part += quant_of(words, i, BITS, ZERO) * x
+            row = gl.load(x_ptr + i * WORDS + first * EACH + place, mask=inside, other=0.0)
+            sums += row * (1 << (BITS * (i if i < IN_PLACE else i - IN_PLACE)))
+            x = gl.expand_dims(row, 0)
+            part += quant_of(words, magic, i, BITS, ZERO) * x
             if ACTIVATION:
-                part_up += quant_of(words_up, i, BITS, ZERO) * x
+                part_up += quant_of(words_up, magic, i, BITS, ZERO) * x
         total += gl.sum(part, axis=2) * scale
         if ACTIVATION:
             total_up += gl.sum(part_up, axis=2) * scale_up
         if KIND == 1 or KIND == 2:
-            sums = gl.expand_dims(gl.load(x_ptr + K + first + group, mask=group < GROUPS - first, other=0.0), 0)
-            total += minimum * sums
+            of_group = gl.expand_dims(gl.convert_layout(gl.sum(sums, axis=1), gl.SliceLayout(0, plane)), 0)
+            total += minimum * of_group
             if ACTIVATION:
-                total_up += minimum_up * sums
+                total_up += minimum_up * of_group
     result = gl.sum(total, axis=1)
     up_result = result
     if ACTIVATION:
         up_result = gl.sum(total_up, axis=1)
-    finish_row(result, up_result, bias_ptr, out_ptr, n, n_rows, HAS_BIAS, ADDS, ACTIVATION)
+    finish_row(result, up_result, bias_ptr, out_ptr, n, n_rows, HAS_BIAS, ADDS, ACTIVATION, NEXT_K, NEXT_BITS)

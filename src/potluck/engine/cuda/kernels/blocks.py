@@ -36,41 +36,6 @@ def scales_of(scales_ptr, supers_ptr, rows, groups, mask, GROUPS: tl.constexpr, 
 
 
 @triton.jit
-def spread_kernel(
-    x_ptr, norm_ptr, out_ptr, epsilon, K: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, HAS_NORM: tl.constexpr,
-    BK: tl.constexpr, BG: tl.constexpr,
-):  # fmt: skip
-    """A row, normalised, in the order in which words hold quants: first every word's lowest one; then each group's sum."""
-    WORDS: tl.constexpr = K * BITS // 32
-    IN_PLACE: tl.constexpr = 5 if BITS == 4 else 2
-    inverse = 1.0
-    if HAS_NORM:
-        squares = tl.zeros([BK], tl.float32)
-        for first in range(0, K, BK):
-            k = first + tl.arange(0, BK)
-            x = tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)
-            squares += x * x
-        inverse = 1.0 / tl.sqrt(tl.sum(squares, axis=0) / K + epsilon)
-    groups = tl.program_id(0) * BG + tl.arange(0, BG)
-    e = tl.arange(0, GROUP)
-    k = groups[:, None] * GROUP + e[None, :]
-    mask = k < K
-    x = tl.load(x_ptr + k, mask=mask, other=0.0).to(tl.float32)
-    if HAS_NORM:
-        x = x * inverse * tl.load(norm_ptr + k, mask=mask, other=0.0)
-    if BITS == 4:
-        i = e // 4
-        place = i[None, :] * WORDS + groups[:, None] * 4 + (e % 4)[None, :]
-    else:
-        i = e % 4
-        place = i[None, :] * WORDS + groups[:, None] * (GROUP // 4) + (e // 4)[None, :]
-    exponent = 127 - BITS * tl.where(i < IN_PLACE, i, i - IN_PLACE)
-    factor = (exponent << 23).to(tl.float32, bitcast=True)
-    tl.store(out_ptr + place, x * factor[None, :], mask=mask)
-    tl.store(out_ptr + K + groups, tl.sum(x, axis=1), mask=groups * GROUP < K)
-
-
-@triton.jit
 def blocks_times(
     q_ptr, scales_ptr, supers_ptr, x_ptr, rows, groups, m, count, x_stride, total, K: tl.constexpr, GROUP: tl.constexpr,
     BITS: tl.constexpr, KIND: tl.constexpr, ZERO: tl.constexpr, BN: tl.constexpr, BG: tl.constexpr,
