@@ -14,6 +14,7 @@ from potluck.core.errors import BadRequest
 from potluck.core.layers import LayerRange
 from potluck.core.sampling_params import SamplingParams
 from potluck.engine.factory import build_engine
+from potluck.engine.random_checkpoint import is_random, open_random
 from potluck.engine.sampling import choose
 from potluck.engine.shard_engine import EngineSettings, Notice, ShardEngine, Step
 from potluck.weights.checkpoint import Checkpoint
@@ -119,7 +120,7 @@ class LoadedStages:
 
     def _build(self, stage: Stage) -> LoadedStage:
         if self._checkpoint is None:
-            self._checkpoint = open_checkpoint(Path(self._settings.model_path))
+            self._checkpoint = _open(self._settings.model_path)
         _check_stage(stage, self._checkpoint.facts.layer_count)
         folder = self._settings.packed_folder
         settings = EngineSettings(
@@ -131,6 +132,8 @@ class LoadedStages:
             cache_folder=None if folder is None else Path(folder),
             source=self._settings.source,
             processor=self._settings.processor,
+            device=self._settings.device,
+            is_batch_invariant=self._settings.is_batch_invariant,
         )
         engine = build_engine(self._checkpoint, settings, self._notice)
         try:
@@ -149,6 +152,10 @@ class LoadedStages:
         names |= {"embedding"} if stage.has_embedding or (stage.has_output and facts.is_output_tied) else set()
         names |= {"output", "output_norm"} & set(tensors) if stage.has_output else set()
         return sum(tensors[name].size_bytes for name in names)
+
+
+def _open(model_path: str) -> Checkpoint:
+    return open_random(model_path) if is_random(model_path) else open_checkpoint(Path(model_path))
 
 
 def _check_stage(stage: Stage, layer_count: int) -> None:

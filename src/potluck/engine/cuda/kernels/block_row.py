@@ -32,9 +32,8 @@ def quant_of(words, magic, i: gl.constexpr, BITS: gl.constexpr, ZERO: gl.constex
 
 
 @gluon.jit
-def scales_at(scales_ptr, supers_ptr, row_groups, row_supers, mask, KIND: gl.constexpr):
-    """Scale and minimum. KIND 0: plain; 1: affine; 2: super; 3: sixteens. Pairs are loaded as one number."""
-    raw = gl.load(scales_ptr + row_groups, mask=mask, other=0)
+def scales_of(raw, outer, KIND: gl.constexpr):
+    """Scale and minimum. KIND 0: plain; 1: affine; 2: super; 3: sixteens. Pairs are one number."""
     if KIND == 0:
         scale = raw.to(gl.float32)
         minimum = scale
@@ -42,19 +41,32 @@ def scales_at(scales_ptr, supers_ptr, row_groups, row_supers, mask, KIND: gl.con
         scale = as_half(raw & 0xFFFF)
         minimum = as_half(raw >> 16)
     elif KIND == 2:
-        outer = gl.load(supers_ptr + row_supers, mask=mask, other=0)
         pair = raw.to(gl.int32)
         scale = (pair & 0xFF).to(gl.float32) * as_half(outer & 0xFFFF)
         minimum = -((pair >> 8) & 0xFF).to(gl.float32) * as_half(outer >> 16)
     else:
-        scale = raw.to(gl.float32) * gl.load(supers_ptr + row_supers, mask=mask, other=0.0).to(gl.float32)
+        scale = raw.to(gl.float32) * outer.to(gl.float32)
         minimum = scale
     return scale, minimum
 
 
 @gluon.jit
-def words_at(ptr, mask, BITS: gl.constexpr):
-    words = gl.load(ptr, mask=mask, other=0, eviction_policy="evict_first")
+def fetched(
+    words_ptr, scales_ptr, supers_ptr, words, groups, supers, place, group, left, KIND: gl.constexpr
+):  # fmt: skip
+    """What a step needs of some rows, as it lies there; nothing past `left` groups. Nobody waits for it here."""
+    inside = gl.expand_dims(place < left, 1)
+    raw_words = gl.load(words_ptr + words, mask=gl.expand_dims(inside, 0), other=0, eviction_policy="evict_first")
+    mask = gl.expand_dims(group < left, 0)
+    raw = gl.load(scales_ptr + groups, mask=mask, other=0)
+    outer = raw
+    if KIND >= 2:
+        outer = gl.load(supers_ptr + supers, mask=mask, other=0)
+    return raw_words, raw, outer
+
+
+@gluon.jit
+def unsigned(words, BITS: gl.constexpr):
     if BITS == 8:
         words = words ^ -2139062144  # the sign of each byte
     return words
@@ -96,18 +108,33 @@ def one_row_blocks_kernel(
     row_groups = rows * GROUPS + gl.expand_dims(group, 0)
     total = gl.zeros([BN, STEP], gl.float32, plane)
     total_up = gl.zeros([BN, STEP], gl.float32, plane)
+    row_supers = rows * SUPERS
+    following = fetched(
+        words_ptr, scales_ptr, supers_ptr, row_words, row_groups, row_supers + gl.expand_dims(group // IN_SUPER, 0), at, group,
+        GROUPS, KIND,
+    )  # fmt: skip
+    following_up = following
+    if ACTIVATION:
+        following_up = fetched(
+            words_ptr + up * WORDS, scales_ptr + up * GROUPS, supers_ptr + up * SUPERS, row_words, row_groups,
+            row_supers + gl.expand_dims(group // IN_SUPER, 0), at, group, GROUPS, KIND,
+        )  # fmt: skip
     for first in range(0, GROUPS, STEP):
         inside = gl.expand_dims(at < GROUPS - first, 1)
-        is_group = gl.expand_dims(group < GROUPS - first, 0)
-        supers = rows * SUPERS + gl.expand_dims((first + group) // IN_SUPER, 0)
-        words = words_at(words_ptr + first * EACH + row_words, gl.expand_dims(inside, 0), BITS)
-        scale, minimum = scales_at(scales_ptr, supers_ptr, row_groups + first, supers, is_group, KIND)
-        words_up, scale_up, minimum_up = words, scale, minimum
+        words, raw, outer = following
+        words_up, raw_up, outer_up = following_up
+        ahead = first + STEP
+        supers = row_supers + gl.expand_dims((ahead + group) // IN_SUPER, 0)
+        following = fetched(
+            words_ptr + ahead * EACH, scales_ptr + ahead, supers_ptr, row_words, row_groups, supers, at, group, GROUPS - ahead,
+            KIND,
+        )  # fmt: skip
         if ACTIVATION:
-            words_up = words_at(words_ptr + up * WORDS + first * EACH + row_words, gl.expand_dims(inside, 0), BITS)
-            scale_up, minimum_up = scales_at(
-                scales_ptr, supers_ptr, row_groups + first + up * GROUPS, supers + up * SUPERS, is_group, KIND
-            )
+            following_up = fetched(
+                words_ptr + up * WORDS + ahead * EACH, scales_ptr + up * GROUPS + ahead, supers_ptr + up * SUPERS, row_words,
+                row_groups, supers, at, group, GROUPS - ahead, KIND,
+            )  # fmt: skip
+        words, words_up = unsigned(words, BITS), unsigned(words_up, BITS)
         part = gl.zeros([BN, STEP, EACH], gl.float32, cube)
         part_up = gl.zeros([BN, STEP, EACH], gl.float32, cube)
         sums = gl.zeros([STEP, EACH], gl.float32, gl.SliceLayout(0, cube))
@@ -118,8 +145,10 @@ def one_row_blocks_kernel(
             part += quant_of(words, magic, i, BITS, ZERO) * x
             if ACTIVATION:
                 part_up += quant_of(words_up, magic, i, BITS, ZERO) * x
+        scale, minimum = scales_of(raw, outer, KIND)
         total += gl.sum(part, axis=2) * scale
         if ACTIVATION:
+            scale_up, minimum_up = scales_of(raw_up, outer_up, KIND)
             total_up += gl.sum(part_up, axis=2) * scale_up
         if KIND == 1 or KIND == 2:
             of_group = gl.expand_dims(gl.convert_layout(gl.sum(sums, axis=1), gl.SliceLayout(0, plane)), 0)
