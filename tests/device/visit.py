@@ -323,7 +323,7 @@ def warm(arguments) -> str:
     import msgspec
 
     from potluck.bench import cuda_engine as bench
-    from potluck.engine.random_checkpoint import RANDOM_MODELS, RandomCheckpoint
+    from potluck.weights.random_checkpoint import RANDOM_MODELS, RandomCheckpoint
 
     RESULTS.update(results)
     try:
@@ -375,7 +375,7 @@ def engines() -> None:
     import torch
 
     from potluck.bench import cuda_engine as bench
-    from potluck.engine.random_checkpoint import open_random, random_name
+    from potluck.weights.random_checkpoint import open_random, random_name
 
     bandwidth, rate = RESULTS.get("bandwidth", 4.28e12), RESULTS.get("rate", 7.9e14)
     settings = bench.CudaBenchSettings(rounds=3)
@@ -443,8 +443,8 @@ def company_of(arguments) -> str:
 
     from potluck.core.layers import LayerRange
     from potluck.engine.cuda.engine import TorchEngine
-    from potluck.engine.random_checkpoint import RANDOM_MODELS, RandomCheckpoint
     from potluck.engine.shard_engine import EngineSettings, Step
+    from potluck.weights.random_checkpoint import RANDOM_MODELS, RandomCheckpoint
 
     facts = msgspec.structs.replace(RANDOM_MODELS["qwen2.5-7b"], layer_count=3, vocabulary_size=8192)
     for fmt, promised in [arguments]:
@@ -488,13 +488,110 @@ def invariance() -> None:
             print(text, flush=True)
 
 
+def parity_of(case: str) -> str:
+    """One family on the GPU: prompt in chunks, decoding, whole and cut, against transformers in float32 on the same GPU."""
+    import tempfile
+
+    import torch
+
+    from potluck.weights.open_model import open_checkpoint
+    from tests.support.pipelines import pipeline_of
+    from tests.support.transformers_models import random_model, relative_difference, save
+
+    try:
+        tokens = np.random.default_rng(1).integers(3, 300, 140).tolist()
+        model = random_model(case).cuda()
+        with torch.no_grad():
+            wanted = model(torch.tensor([tokens]).cuda(), use_cache=False).logits[0].float().cpu().numpy()
+        found = []
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            open_checkpoint(save(model.cpu(), Path(folder) / "model")) as checkpoint,
+        ):
+            for cuts in ((), (1,), tuple(range(1, checkpoint.facts.layer_count))):
+                for chunks in ([140], [50, 78] + [1] * 12):
+                    pipeline = pipeline_of(checkpoint, cuts, device="cuda", kv_budget_bytes=64 << 20)
+                    found.append(relative_difference(pipeline.run(tokens, chunks).logits, wanted))
+                    pipeline.close()
+        return f"{'' if max(found) < 1e-4 else 'LARGE '}{case}: {max(found):.1e} ({len(found)} runs)"
+    except Exception as error:
+        return f"FAILED {case}: {type(error).__name__}: {str(error)[:300]} {''.join(traceback.format_exc().splitlines(keepends=True)[-3:])}"
+
+
+@part
+def parity() -> None:
+    """Tiny models of all families, then a 3B shape layer by layer, beside transformers on the GPU."""
+    from tests.support.family_configs import CASES
+
+    with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
+        lines = list(pool.map(parity_of, CASES))
+    print("\n".join(lines), flush=True)
+    RESULTS["parity"] = lines
+    layer_by_layer()
+
+
+def layer_by_layer() -> None:
+    import tempfile
+
+    import torch
+    import transformers
+
+    from potluck.engine.shard_engine import Step
+    from potluck.weights.open_model import open_checkpoint
+    from tests.support.pipelines import shard_of
+
+    config = transformers.Qwen2Config(
+        vocab_size=8192, hidden_size=2048, intermediate_size=11008, num_hidden_layers=6, num_attention_heads=16,
+        num_key_value_heads=2, max_position_embeddings=4096, rope_theta=1e6, tie_word_embeddings=True,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    with torch.device("cuda"):
+        model = transformers.Qwen2ForCausalLM(config).to(torch.bfloat16).eval()
+    tokens = np.random.default_rng(1).integers(0, 8192, 512).tolist()
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        model.float()
+        with torch.no_grad():
+            seen = model.model(torch.tensor([tokens]).cuda(), output_hidden_states=True, use_cache=False).hidden_states
+        hidden = [each[0].float().cpu().numpy() for each in seen]
+        worst = 0.0
+        with open_checkpoint(Path(folder)) as checkpoint:
+            for layer in range(5):
+                engine = shard_of(
+                    checkpoint, layer, layer + 1, device="cuda", has_embedding=False, kv_budget_bytes=64 << 20
+                )
+                session = engine.open(512)
+                got = [engine.forward([Step(session, 0, hidden=hidden[layer][:500])])[0].hidden]
+                got += [
+                    engine.forward([Step(session, i, hidden=hidden[layer][i : i + 1])])[0].hidden
+                    for i in range(500, 512)
+                ]
+                error = np.concatenate(got) - hidden[layer + 1]
+                change = hidden[layer + 1] - hidden[layer]
+                worst = max(worst, float(np.linalg.norm(error) / np.linalg.norm(change)))
+                print(
+                    f"3B shape, layer {layer}: |error| / |what the layer adds| = {np.linalg.norm(error) / np.linalg.norm(change):.1e}"
+                )
+                engine.close()
+    RESULTS["layer by layer"] = worst
+
+
+@part
+def pipeline() -> None:
+    from potluck.bench.cuda_pipeline import CudaPipelineSettings, as_lines, bench_cuda_pipeline
+
+    figures = bench_cuda_pipeline(CudaPipelineSettings(), print)
+    print("\n".join(as_lines(figures)), flush=True)
+    RESULTS["pipeline"] = [str(each) for each in figures]
+
+
 @part
 def memory() -> None:
     import torch
 
     from potluck.bench import cuda_engine as bench
     from potluck.core.errors import OutOfDeviceMemory
-    from potluck.engine.random_checkpoint import open_random, random_name
+    from potluck.weights.random_checkpoint import open_random, random_name
 
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info()[0]

@@ -9,9 +9,9 @@ import msgspec
 from potluck.core.errors import BenchmarkFailed, DeviceUnavailable
 from potluck.core.layers import LayerRange
 from potluck.core.model_facts import ModelFacts
-from potluck.engine.random_checkpoint import RANDOM_MODELS, RandomCheckpoint, open_random, random_name
 from potluck.engine.shard_engine import EngineSettings, ShardEngine, Step
 from potluck.weights.checkpoint import TensorFormat
+from potluck.weights.random_checkpoint import RANDOM_MODELS, RandomCheckpoint, open_random, random_name
 
 Say = Callable[[str], None]
 DEFAULT_MODELS: tuple[tuple[str, TensorFormat], ...] = (
@@ -106,7 +106,7 @@ def open_engine(checkpoint: RandomCheckpoint, settings: CudaBenchSettings) -> Sh
         checkpoint,
         EngineSettings(
             layers=layers,
-            kv_budget_bytes=8 << 30,
+            kv_budget_bytes=settings.kv_budget_bytes,
             device=settings.device,
             is_batch_invariant=settings.is_batch_invariant,
         ),

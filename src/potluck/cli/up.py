@@ -22,6 +22,7 @@ def up(
     ] = f"127.0.0.1:{DEFAULT_PORT}",
     threads: Annotated[int, typer.Option("--threads", "-t", min=1, help="Threads that compute.")] = 1,
     streams: Annotated[int, typer.Option("--streams", min=1, help="Sessions at once; more are refused.")] = 16,
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")] = "cpu",
     spare: Annotated[bool, typer.Option("--spare", help="Be used only where other holders fail.")] = False,
     metrics: Annotated[str | None, typer.Option("--metrics", help="Address of a Prometheus page.")] = None,
     as_json: JsonOption = False,
@@ -29,22 +30,26 @@ def up(
     """Serve a range of layers; Ctrl-C ends it."""
     from potluck.net.loop import run
 
-    run(_serve(model, layers, listen, threads, streams, spare, metrics, as_json))
+    run(_serve(model, layers, listen, threads, streams, device, spare, metrics, as_json))
 
 
 async def _serve(
-    model: str | None, layers: str | None, listen: str, threads: int, streams: int, is_spare: bool, metrics: str | None,
-    as_json: bool,
+    model: str | None, layers: str | None, listen: str, threads: int, streams: int, device: str, is_spare: bool,
+    metrics: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     from potluck.net.tls import TlsTransport
     from potluck.node.configuration_file import read_configuration
     from potluck.node.identity_file import own_key
     from potluck.node.node import Node
-    from potluck.node.serving import ServingSettings, parse_stage, read_stored_model, serve
+    from potluck.node.serving import ServingSettings, parse_stage, random_model, read_stored_model, serve
     from potluck.telemetry.page import MetricsPage
+    from potluck.weights.random_checkpoint import is_random
 
-    store = open_store()
-    stored = read_stored_model(store, find_model(store, model).id)
+    if model is not None and is_random(model):
+        stored = random_model(model)
+    else:
+        store = open_store()
+        stored = read_stored_model(store, find_model(store, model).id)
     stage = parse_stage(layers, stored.facts.layer_count)
     key = own_key()
     node = Node(key, TlsTransport(key, lambda node: None))
@@ -60,6 +65,7 @@ async def _serve(
                 threads=threads,
                 max_concurrent_streams=streams,
                 is_spare=is_spare,
+                device=device,
                 eviction_idle_s=read_configuration().host.shard_eviction_idle_seconds,
             ),
         )

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from potluck.core.errors import BadRequest
+from potluck.core.exactness import Exactness
 from potluck.core.layers import LayerRange
 from potluck.engine.decoder import Decoder, OutputHead
 from potluck.engine.kernels.attention import SPAN_POSITIONS, TILE_ROWS
@@ -31,7 +32,6 @@ from potluck.engine.packed_cache import PackedCache
 from potluck.engine.program import Program
 from potluck.engine.shard_engine import (
     EngineSettings,
-    Exactness,
     Notice,
     Round,
     Rounding,

@@ -7,13 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from potluck.core.errors import BadRequest, ContextLengthExceeded, UnknownArchitecture
+from potluck.core.exactness import Exactness
 from potluck.core.layers import LayerRange
 from potluck.core.model_facts import ModelFacts
 from potluck.engine.kv_cache import KvCache, KvSession
@@ -21,9 +21,6 @@ from potluck.engine.kv_cache import KvCache, KvSession
 Floats = npt.NDArray[np.float32]
 Round = Callable[[Floats], Floats]
 Notice = Callable[[str], None]
-# What a session's numbers depend on beside its own tokens. `bitwise`: nothing. `batch-invariant`: the device and the chunks of its
-# own prompt, not on who shared its batches. `tolerance`: on those too, within rounding.
-Exactness = Literal["bitwise", "batch-invariant", "tolerance"]
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +130,9 @@ class ShardEngine(ABC):
         `roundings` are applied to what enters their layers, and to what enters the output where they name the layer after the
         last; hidden states that the caller brings are its own business.
         """
+
+    def prepare(self) -> None:  # noqa: B027 (most engines have nothing to prepare)
+        """Makes ready what would otherwise hold up the first steps."""
 
     @abstractmethod
     def close(self) -> None:

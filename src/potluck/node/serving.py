@@ -1,18 +1,20 @@
 """From a model in the store to a served shard, and from a head's question to tokens: what `up` and `ask` put together."""
 
+import hashlib
 from pathlib import Path
 
 import msgspec
 
 from potluck.core.errors import BadRequest, WeightsMismatch
+from potluck.core.exactness import arithmetic_of
 from potluck.core.layers import LayerRange
-from potluck.core.limits import ARITHMETIC_VERSION
 from potluck.core.model_facts import ModelFacts
 from potluck.core.tokenizer_spec import TokenizerSpec
 from potluck.node.node import Node, ServedModel
 from potluck.shard.core import ShardSettings
 from potluck.shard.server import ShardServer
 from potluck.weights.manifest import Manifest, decode_manifest, tokenizer_sha256, weights_sha256
+from potluck.weights.random_checkpoint import open_random
 from potluck.weights.store import ModelStore
 from potluck.wire.messages import Stage
 from potluck.wire.worker_settings import WorkerSettings
@@ -22,8 +24,8 @@ class StoredModel(msgspec.Struct, frozen=True):
     """Everything about a stored model that a daemon needs; no weights."""
 
     id: str
-    path: Path
-    packed_folder: Path
+    path: Path | str
+    packed_folder: Path | None
     weights_sha256: str
     facts: ModelFacts
     manifest: bytes
@@ -41,6 +43,13 @@ def read_stored_model(store: ModelStore, name: str) -> StoredModel:
         entry.id, store.path(name), store.packed_folder(name), entry.weights_sha256, facts, store.manifest(name),
         msgspec.json.encode(spec),
     )  # fmt: skip
+
+
+def random_model(name: str) -> StoredModel:
+    """A model of random weights, for benchmarks: no file, no tokenizer, and a hash of its name instead of its content."""
+    checkpoint = open_random(name)
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return StoredModel(name, name, None, digest, checkpoint.facts, b"", b"")
 
 
 def parse_stage(text: str | None, layer_count: int) -> Stage:
@@ -86,17 +95,21 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrent_streams: int = 16
     eviction_idle_s: float = 600.0
     is_spare: bool = False
+    device: str = "cpu"  # or "cuda", "cuda:1"
+    is_batch_invariant: bool = False
 
 
 def serve(node: Node, model: StoredModel, stage: Stage, settings: ServingSettings) -> ShardServer:
     shard = ShardSettings(
-        model=model.id, weights_sha256=model.weights_sha256, arithmetic=ARITHMETIC_VERSION, layer_count=model.facts.layer_count,
+        model=model.id, weights_sha256=model.weights_sha256, layer_count=model.facts.layer_count,
         hidden_size=model.facts.hidden_size, stage=stage, max_concurrent_streams=settings.max_concurrent_streams,
         eviction_idle_s=settings.eviction_idle_s, is_spare=settings.is_spare,
+        arithmetic=arithmetic_of(settings.device, is_batch_invariant=settings.is_batch_invariant),
     )  # fmt: skip
+    packed_folder = None if model.packed_folder is None else str(model.packed_folder)
     worker = WorkerSettings(
-        model_path=str(model.path), source=model.weights_sha256, packed_folder=str(model.packed_folder), threads=settings.threads,
-        kv_budget_bytes=settings.kv_budget_bytes,
+        model_path=str(model.path), source=model.weights_sha256, packed_folder=packed_folder, threads=settings.threads,
+        kv_budget_bytes=settings.kv_budget_bytes, device=settings.device, is_batch_invariant=settings.is_batch_invariant,
     )  # fmt: skip
     return node.add_shard(shard, worker, ServedModel(model.weights_sha256, model.manifest, model.tokenizer))
 

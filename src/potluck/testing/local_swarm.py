@@ -27,6 +27,7 @@ class NodePlan(msgspec.Struct, frozen=True):
     layers: str | None
     is_spare: bool = False
     threads: int = 1
+    device: str = "cpu"
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -39,11 +40,12 @@ class Announcement(msgspec.Struct, frozen=True):
     worker_pid: int
 
 
-def split_plan(layer_count: int, shards: int, spares: int = 1, threads: int = 1) -> list[NodePlan]:
+def split_plan(layer_count: int, shards: int, spares: int = 1, threads: int = 1, device: str = "cpu") -> list[NodePlan]:
     """`shards` nodes with ranges as equal as they can be, then `spares` nodes that hold everything."""
     edges = [layer_count * i // shards for i in range(shards + 1)]
     ranges = [f"{lo}-{hi - 1}" for lo, hi in itertools.pairwise(edges)]
-    return [NodePlan(layers, False, threads) for layers in ranges] + [NodePlan(None, True, threads)] * spares
+    whole = NodePlan(None, True, threads, device)
+    return [NodePlan(layers, False, threads, device) for layers in ranges] + [whole] * spares
 
 
 class LocalNode:
@@ -55,6 +57,7 @@ class LocalNode:
         self.plan, self.number = plan, number
         self._log = (folder / f"node-{number}.log").open("ab")
         arguments = ["up", "--model", model, "--listen", listen, "--threads", str(plan.threads), "--json"]
+        arguments += ["--device", plan.device]
         arguments += ["--layers", plan.layers] if plan.layers is not None else []
         arguments += ["--spare"] if plan.is_spare else []
         self._process = subprocess.Popen(

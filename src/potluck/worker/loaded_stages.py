@@ -5,7 +5,7 @@ A stage that lies within a loaded one is had for nothing; an engine goes when no
 
 import statistics
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +14,11 @@ from potluck.core.errors import BadRequest
 from potluck.core.layers import LayerRange
 from potluck.core.sampling_params import SamplingParams
 from potluck.engine.factory import build_engine
-from potluck.engine.random_checkpoint import is_random, open_random
 from potluck.engine.sampling import choose
 from potluck.engine.shard_engine import EngineSettings, Notice, ShardEngine, Step
 from potluck.weights.checkpoint import Checkpoint
 from potluck.weights.open_model import open_checkpoint
+from potluck.weights.random_checkpoint import is_random, open_random
 from potluck.wire.messages import Stage
 from potluck.wire.work import Loaded
 from potluck.wire.worker_settings import WorkerSettings
@@ -174,6 +174,7 @@ def warm_up(engine: ShardEngine) -> int:
     count = min(_WARM_UP_TOKENS, engine.facts.context_length - _TIMED_TOKENS)
     if count < 1:
         return 0
+    engine.prepare()
     session = engine.open(count + _TIMED_TOKENS)
     try:
         _run_some(engine, session, count)
@@ -184,12 +185,15 @@ def warm_up(engine: ShardEngine) -> int:
 
 def _run_some(engine: ShardEngine, session: int, count: int) -> float:
     position = engine.length(session)
-    logits = (count - 1,) if engine.settings.has_output else ()
+    has_output = engine.settings.has_output
+    step = Step(
+        session, position, logits=(count - 1,) if has_output else (), is_greedy=True, wants_hidden=not has_output
+    )
     if engine.settings.has_embedding:
-        step = Step(session, position, tokens=[0] * count, logits=logits)
+        step = replace(step, tokens=[0] * count)
     else:
         rows = np.random.default_rng(0).standard_normal((count, engine.facts.hidden_size)).astype(np.float32)
-        step = Step(session, position, hidden=rows, logits=logits)
+        step = replace(step, hidden=rows)
     start = time.perf_counter()
     [result] = engine.forward([step])
     if result.logits is not None:

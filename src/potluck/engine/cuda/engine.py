@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from potluck.core.exactness import Exactness
 from potluck.core.layers import LayerRange
 from potluck.engine.cuda.batches import ChunkBatch
 from potluck.engine.cuda.decoder import Decoder
@@ -22,10 +23,8 @@ from potluck.engine.cuda.row_runner import Head, Row, RowRunner
 from potluck.engine.cuda.triton_limits import FEW_ROWS
 from potluck.engine.cuda.weights import CheckpointSource, ShardWeights, WeightSource
 from potluck.engine.kv_format import uses_half_kv
-from potluck.engine.random_checkpoint import RandomCheckpoint
 from potluck.engine.shard_engine import (
     EngineSettings,
-    Exactness,
     Floats,
     Notice,
     Round,
@@ -37,6 +36,7 @@ from potluck.engine.shard_engine import (
 )
 from potluck.weights.checkpoint import Checkpoint
 from potluck.weights.device_memory import device_bytes
+from potluck.weights.random_checkpoint import RandomCheckpoint
 
 _CHUNK_TOKENS = 2048
 
@@ -87,6 +87,14 @@ class TorchEngine(ShardEngine):
     @property
     def weight_bytes(self) -> int:
         return self._weights.size_bytes
+
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """Captures the graphs of all layers for every number of rows up to 32, which compiles their kernels."""
+        layers = self.settings.layers
+        first, stop = (0, 0) if layers is None else (layers.start, layers.stop)
+        head: Head = "likeliest" if self.settings.has_output else "none"
+        self._rows.prepare(first, stop, takes_tokens=self.settings.has_embedding, head=head)
 
     def close(self) -> None:
         for session in list(self._sessions):

@@ -5,7 +5,7 @@ import zlib
 import torch
 
 from potluck.engine.cuda.matrices import BLOCK_KINDS, BlockMatrix, DenseMatrix, Matrix
-from potluck.engine.random_checkpoint import RandomCheckpoint
+from potluck.weights.random_checkpoint import RandomCheckpoint
 
 _FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16}
 

@@ -76,6 +76,14 @@ class RowRunner:
         self._run(RowKey(bucket, splits, first, stop, hidden is None, head, gives_hidden))
         return count
 
+    def prepare(self, first: int, stop: int, *, takes_tokens: bool, head: Head) -> None:
+        """Captures what decoding up to four spans of positions needs. No row is anybody's."""
+        self._host_integers.zero_()
+        self._host_integers[POSITION] = -1
+        for bucket in BUCKETS[:-1]:
+            for splits in _SPLIT_BUCKETS[:2]:
+                self._run(RowKey(bucket, splits, first, stop, takes_tokens, head, head == "none"))
+
     def output(self, count: int) -> Floats:
         return self._host_output.numpy()[:count].copy()
 
