@@ -20,7 +20,7 @@ _ACTIVATIONS = {"silu": 1, "gelu_tanh": 2}
 _DENSE_KINDS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 _SPREAD_COLUMNS = 512
 _MULTIPROCESSORS = 132  # of an H100 or H200, which the cuts were measured on
-_MAGIC = 0x4B000000  # 2^23 as a float
+_EXPONENTS = {4: (0x47000000, 0x45000000, 0x43000000), 8: (0x4B000000, 0, 0)}  # see `kernels.block_row`
 _SLAB_BYTES = 256 << 20  # of dequantised rows at a time, in products of many rows
 
 
@@ -193,7 +193,7 @@ class TritonOperations(PlainOperations):
         row = x if norm is None else self._spread(matrix, x, norm, epsilon)
         cut = self.tuning.blocks_one(matrix.rows, matrix.columns, bool(activation))
         block_row.one_row_blocks_kernel[(triton.cdiv(n, cut.program_rows),)](
-            row, *_packed(matrix), n_bias, out, n, n, _MAGIC, **flags, **_kind(matrix), **cut.constants
+            row, *_packed(matrix), n_bias, out, n, n, *_EXPONENTS[matrix.bits], **flags, **_kind(matrix), **cut.constants
         )  # fmt: skip
 
     def _spread(self, matrix: BlockMatrix, x: torch.Tensor, norm: torch.Tensor | None, epsilon: float) -> torch.Tensor:

@@ -14,26 +14,47 @@ def as_half(bits):
 
 
 @gluon.jit
-def quant_of(words, magic, i: gl.constexpr, BITS: gl.constexpr, ZERO: gl.constexpr):
-    """The i-th quant of each word, times a power of two that `spread_kernel` divides the row by: the bits become the lowest of
-    2^23 as a float (`magic`), from which 2^23 is taken away. That spares a shift and a conversion for each. `magic` is an
-    argument, because with two constants the compiler makes two instructions of masking and setting.
+def nibble_of(words, low, middle, high, i: gl.constexpr):
+    """The i-th quant of each word plus `offset_of(i)`: four bits of a word become the last of a float whose exponent gives them the
+    weight one. Masking and setting is one instruction because the exponents are arguments: with two constants it would be two.
     """
-    IN_PLACE: gl.constexpr = 5 if BITS == 4 else 2
-    PLACE: gl.constexpr = BITS * (i if i < IN_PLACE else i - IN_PLACE)
-    BIAS: gl.constexpr = 8388608.0 + (ZERO if BITS == 4 else 128) * (
-        1 << PLACE
-    )  # signed bytes come with their sign turned
-    MASK: gl.constexpr = ((1 << BITS) - 1) << PLACE
-    if i >= IN_PLACE:
-        words = words >> (BITS * IN_PLACE)
-    bits = (words & MASK) | magic
-    return bits.to(gl.float32, bitcast=True) - BIAS
+    if i < 2:
+        words = words << 8
+    if i >= 5:
+        words = words >> 12
+    if i == 0 or i == 2 or i == 5:
+        bits = (words & 0xF00) | low
+    elif i == 4 or i == 7:
+        bits = (words & 0xF0000) | high
+    else:
+        bits = (words & 0xF000) | middle
+    return bits.to(gl.float32, bitcast=True)
 
 
 @gluon.jit
-def scales_of(raw, outer, KIND: gl.constexpr):
-    """Scale and minimum. KIND 0: plain; 1: affine; 2: super; 3: sixteens. Pairs are one number."""
+def offset_of(i: gl.constexpr):
+    if i == 0 or i == 2 or i == 5:
+        return 32768.0
+    elif i == 4 or i == 7:
+        return 128.0
+    else:
+        return 2048.0
+
+
+@gluon.jit
+def byte_of(words, low, i: gl.constexpr):
+    """The i-th byte of each word, times 256 where `spread` divides the row by it. The words' signs have been turned."""
+    PLACE: gl.constexpr = 8 * (i % 2)
+    if i >= 2:
+        words = words >> 16
+    bits = (words & (255 << PLACE)) | low
+    return bits.to(gl.float32, bitcast=True) - (8388608.0 + 128 * (1 << PLACE))
+
+
+@gluon.jit
+def scales_at(scales_ptr, supers_ptr, row_groups, row_supers, mask, KIND: gl.constexpr):
+    """Scale and minimum. KIND 0: plain; 1: affine; 2: super; 3: sixteens. Pairs are loaded as one number."""
+    raw = gl.load(scales_ptr + row_groups, mask=mask, other=0)
     if KIND == 0:
         scale = raw.to(gl.float32)
         minimum = scale
@@ -41,32 +62,19 @@ def scales_of(raw, outer, KIND: gl.constexpr):
         scale = as_half(raw & 0xFFFF)
         minimum = as_half(raw >> 16)
     elif KIND == 2:
+        outer = gl.load(supers_ptr + row_supers, mask=mask, other=0)
         pair = raw.to(gl.int32)
         scale = (pair & 0xFF).to(gl.float32) * as_half(outer & 0xFFFF)
         minimum = -((pair >> 8) & 0xFF).to(gl.float32) * as_half(outer >> 16)
     else:
-        scale = raw.to(gl.float32) * outer.to(gl.float32)
+        scale = raw.to(gl.float32) * gl.load(supers_ptr + row_supers, mask=mask, other=0.0).to(gl.float32)
         minimum = scale
     return scale, minimum
 
 
 @gluon.jit
-def fetched(
-    words_ptr, scales_ptr, supers_ptr, words, groups, supers, place, group, left, KIND: gl.constexpr
-):  # fmt: skip
-    """What a step needs of some rows, as it lies there; nothing past `left` groups. Nobody waits for it here."""
-    inside = gl.expand_dims(place < left, 1)
-    raw_words = gl.load(words_ptr + words, mask=gl.expand_dims(inside, 0), other=0, eviction_policy="evict_first")
-    mask = gl.expand_dims(group < left, 0)
-    raw = gl.load(scales_ptr + groups, mask=mask, other=0)
-    outer = raw
-    if KIND >= 2:
-        outer = gl.load(supers_ptr + supers, mask=mask, other=0)
-    return raw_words, raw, outer
-
-
-@gluon.jit
-def unsigned(words, BITS: gl.constexpr):
+def words_at(ptr, mask, BITS: gl.constexpr):
+    words = gl.load(ptr, mask=mask, other=0, eviction_policy="evict_first")
     if BITS == 8:
         words = words ^ -2139062144  # the sign of each byte
     return words
@@ -74,7 +82,7 @@ def unsigned(words, BITS: gl.constexpr):
 
 @gluon.jit
 def one_row_blocks_kernel(
-    x_ptr, words_ptr, scales_ptr, supers_ptr, bias_ptr, out_ptr, n_rows, up_offset, magic,
+    x_ptr, words_ptr, scales_ptr, supers_ptr, bias_ptr, out_ptr, n_rows, up_offset, low, middle, high,
     K: gl.constexpr, GROUP: gl.constexpr, BITS: gl.constexpr, KIND: gl.constexpr, ZERO: gl.constexpr,
     HAS_BIAS: gl.constexpr, ADDS: gl.constexpr, ACTIVATION: gl.constexpr, ROWS: gl.constexpr, LANES: gl.constexpr,
     SPLIT: gl.constexpr, UNROLL: gl.constexpr, NEXT_K: gl.constexpr, NEXT_BITS: gl.constexpr,
@@ -90,7 +98,6 @@ def one_row_blocks_kernel(
     GROUPS: gl.constexpr = K // GROUP
     SUPERS: gl.constexpr = K // 256
     IN_SUPER: gl.constexpr = 256 // GROUP
-    IN_PLACE: gl.constexpr = 5 if BITS == 4 else 2
     STEP: gl.constexpr = LANES * SPLIT * UNROLL
     BN: gl.constexpr = ROWS * (num_warps // SPLIT) * (32 // LANES)
     cube: gl.constexpr = gl.BlockedLayout(
@@ -108,47 +115,41 @@ def one_row_blocks_kernel(
     row_groups = rows * GROUPS + gl.expand_dims(group, 0)
     total = gl.zeros([BN, STEP], gl.float32, plane)
     total_up = gl.zeros([BN, STEP], gl.float32, plane)
-    row_supers = rows * SUPERS
-    following = fetched(
-        words_ptr, scales_ptr, supers_ptr, row_words, row_groups, row_supers + gl.expand_dims(group // IN_SUPER, 0), at, group,
-        GROUPS, KIND,
-    )  # fmt: skip
-    following_up = following
-    if ACTIVATION:
-        following_up = fetched(
-            words_ptr + up * WORDS, scales_ptr + up * GROUPS, supers_ptr + up * SUPERS, row_words, row_groups,
-            row_supers + gl.expand_dims(group // IN_SUPER, 0), at, group, GROUPS, KIND,
-        )  # fmt: skip
     for first in range(0, GROUPS, STEP):
         inside = gl.expand_dims(at < GROUPS - first, 1)
-        words, raw, outer = following
-        words_up, raw_up, outer_up = following_up
-        ahead = first + STEP
-        supers = row_supers + gl.expand_dims((ahead + group) // IN_SUPER, 0)
-        following = fetched(
-            words_ptr + ahead * EACH, scales_ptr + ahead, supers_ptr, row_words, row_groups, supers, at, group, GROUPS - ahead,
-            KIND,
-        )  # fmt: skip
+        is_group = gl.expand_dims(group < GROUPS - first, 0)
+        supers = rows * SUPERS + gl.expand_dims((first + group) // IN_SUPER, 0)
+        words = words_at(words_ptr + first * EACH + row_words, gl.expand_dims(inside, 0), BITS)
+        scale, minimum = scales_at(scales_ptr, supers_ptr, row_groups + first, supers, is_group, KIND)
+        words_up, scale_up, minimum_up = words, scale, minimum
         if ACTIVATION:
-            following_up = fetched(
-                words_ptr + up * WORDS + ahead * EACH, scales_ptr + up * GROUPS + ahead, supers_ptr + up * SUPERS, row_words,
-                row_groups, supers, at, group, GROUPS - ahead, KIND,
-            )  # fmt: skip
-        words, words_up = unsigned(words, BITS), unsigned(words_up, BITS)
+            words_up = words_at(words_ptr + up * WORDS + first * EACH + row_words, gl.expand_dims(inside, 0), BITS)
+            scale_up, minimum_up = scales_at(
+                scales_ptr, supers_ptr, row_groups + first + up * GROUPS, supers + up * SUPERS, is_group, KIND
+            )
         part = gl.zeros([BN, STEP, EACH], gl.float32, cube)
         part_up = gl.zeros([BN, STEP, EACH], gl.float32, cube)
         sums = gl.zeros([STEP, EACH], gl.float32, gl.SliceLayout(0, cube))
+        offsets = gl.zeros([STEP, EACH], gl.float32, gl.SliceLayout(0, cube))
         for i in gl.static_range(PER):
             row = gl.load(x_ptr + i * WORDS + first * EACH + place, mask=inside, other=0.0)
-            sums += row * (1 << (BITS * (i if i < IN_PLACE else i - IN_PLACE)))
             x = gl.expand_dims(row, 0)
-            part += quant_of(words, magic, i, BITS, ZERO) * x
-            if ACTIVATION:
-                part_up += quant_of(words_up, magic, i, BITS, ZERO) * x
-        scale, minimum = scales_of(raw, outer, KIND)
+            if BITS == 4:
+                sums += row
+                offsets += row * (offset_of(i) + ZERO)
+                part += nibble_of(words, low, middle, high, i) * x
+                if ACTIVATION:
+                    part_up += nibble_of(words_up, low, middle, high, i) * x
+            else:
+                sums += row * (1 << (8 * (i % 2)))
+                part += byte_of(words, low, i) * x
+                if ACTIVATION:
+                    part_up += byte_of(words_up, low, i) * x
+        if BITS == 4:
+            part -= gl.expand_dims(offsets, 0)
+            part_up -= gl.expand_dims(offsets, 0)
         total += gl.sum(part, axis=2) * scale
         if ACTIVATION:
-            scale_up, minimum_up = scales_of(raw_up, outer_up, KIND)
             total_up += gl.sum(part_up, axis=2) * scale_up
         if KIND == 1 or KIND == 2:
             of_group = gl.expand_dims(gl.convert_layout(gl.sum(sums, axis=1), gl.SliceLayout(0, plane)), 0)

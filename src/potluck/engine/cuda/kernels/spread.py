@@ -1,5 +1,5 @@
 """A row in the order in which words hold quants: first what every word's lowest quant is multiplied with, then the second, and so on, so
-that neighbouring threads read neighbouring values. Divided by the power of two that `block_row.quant_of` leaves in its quants.
+that neighbouring threads read neighbouring values. Divided by what `block_row.byte_of` leaves in its quants.
 """
 
 import triton
@@ -10,15 +10,13 @@ import triton.language as tl
 def spread_place(k, K: tl.constexpr, BITS: tl.constexpr):
     """Where element k lies, and what it is multiplied with."""
     WORDS: tl.constexpr = K * BITS // 32
-    IN_PLACE: tl.constexpr = 5 if BITS == 4 else 2
     if BITS == 4:
         i = k % 32 // 4
         place = i * WORDS + k // 32 * 4 + k % 4
     else:
         i = k % 4
         place = i * WORDS + k // 4
-    exponent = 127 - BITS * tl.where(i < IN_PLACE, i, i - IN_PLACE)
-    return place, (exponent << 23).to(tl.float32, bitcast=True)
+    return place, tl.where((BITS == 8) & (i % 2 == 1), 0.00390625, 1.0)
 
 
 @triton.jit
