@@ -68,9 +68,11 @@ class Tuning:
         return OneRow(4, 32, 8, 1, 8) if k <= 2048 or n > 65536 else OneRow(4, 32, 4, 1, 4)
 
     def blocks_one(self, n: int, k: int, is_gated: bool) -> OneRow:
-        return self.one_row_blocks.get((n, k, is_gated)) or (
-            OneRow(4, 32, 4, 1, 4) if k > 8192 else OneRow(1, 16, 1, 1, 4)
-        )
+        if (n, k, is_gated) in self.one_row_blocks:
+            return self.one_row_blocks[n, k, is_gated]
+        if is_gated:
+            return OneRow(2, 16, 1, 1, 4)
+        return OneRow(4, 16, 1, 1, 4) if n > 65536 else OneRow(4, 32, 4, 1, 4)
 
     def dense_few(self, n: int, k: int, m: int, is_gated: bool, is_bf16: bool) -> FewRows:
         # Same columns per step for every number of rows: the order of sums must not depend on it.
