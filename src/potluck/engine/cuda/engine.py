@@ -134,17 +134,12 @@ class TorchEngine(ShardEngine):
     def _run_rows(
         self, steps: Sequence[Step], part: list[int], table_rows: list[int], layers: LayerRange | None
     ) -> dict[int, StepResult]:
+        alike: dict[tuple[Head, bool], list[tuple[int, int]]] = {}
+        for i, row in zip(part, table_rows, strict=True):
+            alike.setdefault((_head_of(steps[i]), steps[i].tokens is not None), []).append((i, row))
         results: dict[int, StepResult] = {}
-        pairs = list(zip(part, table_rows, strict=True))
-        for head in ("none", "likeliest", "logits"):
-            for takes_tokens in (True, False):
-                chosen = [
-                    (i, row)
-                    for i, row in pairs
-                    if _head_of(steps[i]) == head and (steps[i].tokens is not None) == takes_tokens
-                ]
-                if chosen:
-                    results |= self._run_alike(steps, chosen, layers, head)
+        for (head, _), chosen in alike.items():
+            results |= self._run_alike(steps, chosen, layers, head)
         return results
 
     def _run_alike(
