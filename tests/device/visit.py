@@ -541,7 +541,7 @@ def layer_by_layer() -> None:
 
     config = transformers.Qwen2Config(
         vocab_size=8192, hidden_size=2048, intermediate_size=11008, num_hidden_layers=6, num_attention_heads=16,
-        num_key_value_heads=2, max_position_embeddings=4096, rope_theta=1e6, tie_word_embeddings=True,
+        num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e6},
     )  # fmt: skip
     torch.manual_seed(1)
     with torch.device("cuda"):
@@ -549,7 +549,8 @@ def layer_by_layer() -> None:
     tokens = np.random.default_rng(1).integers(0, 8192, 512).tolist()
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        model.float()
+        # Read again: `.to(bfloat16)` has rounded the rotation's frequencies too.
+        model = transformers.Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32).cuda().eval()
         with torch.no_grad():
             seen = model.model(torch.tensor([tokens]).cuda(), output_hidden_states=True, use_cache=False).hidden_states
         hidden = [each[0].float().cpu().numpy() for each in seen]
