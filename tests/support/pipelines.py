@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from potluck.core.layers import LayerRange
-from potluck.engine.cpu_engine import CpuEngine, EngineSettings, Step
+from potluck.engine.factory import build_engine
+from potluck.engine.shard_engine import EngineSettings, ShardEngine, Step
 from potluck.weights.checkpoint import Checkpoint
 
 Floats = npt.NDArray[np.float32]
@@ -21,18 +22,18 @@ class Trace(NamedTuple):
     logits: Floats
 
 
-def shard_of(checkpoint: Checkpoint, start: int = 0, stop: int | None = None, **settings: object) -> CpuEngine:
+def shard_of(checkpoint: Checkpoint, start: int = 0, stop: int | None = None, **settings: object) -> ShardEngine:
     """Layers start ≤ layer < stop with whatever ends of the model belong to them."""
     last = checkpoint.facts.layer_count
     stop = last if stop is None else stop
     values: dict[str, object] = {"has_embedding": start == 0, "has_output": stop == last, **settings}
-    return CpuEngine(checkpoint, EngineSettings(layers=LayerRange(start, stop), **values))  # type: ignore[arg-type]
+    return build_engine(checkpoint, EngineSettings(layers=LayerRange(start, stop), **values))  # type: ignore[arg-type]
 
 
 class Pipeline:
     """`open / forward / truncate / fork / close` over all shards; a session is one number per shard."""
 
-    def __init__(self, engines: Sequence[CpuEngine]) -> None:
+    def __init__(self, engines: Sequence[ShardEngine]) -> None:
         self.engines = list(engines)
 
     def open(self, positions: int) -> tuple[int, ...]:

@@ -13,7 +13,8 @@ import numpy as np
 from potluck.core.errors import ModelNotFound
 from potluck.core.layers import LayerRange
 from potluck.core.model_facts import ModelFacts
-from potluck.engine.cpu_engine import CpuEngine, EngineSettings, Step
+from potluck.engine.cpu_engine import CpuEngine
+from potluck.engine.shard_engine import EngineSettings, Step
 from potluck.weights.checkpoint import Checkpoint
 from potluck.weights.open_model import open_checkpoint
 

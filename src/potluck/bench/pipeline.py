@@ -126,13 +126,13 @@ async def _compare(
         for _ in range(settings.rounds):
             unsplit.append(ours.decode(prompt[:8], settings.decode_tokens))
             times, steps = await head.tokens(prompt[:8], settings.decode_tokens)
-            split.append(_speed(times))
+            split.append(speed_of(times))
             timings += steps[1:]
             unsplit_prefill.append(ours.prefill(prompt))
             times, _ = await head.tokens(prompt, 1)
             split_prefill.append(len(prompt) / times[0])
             batched.append(await _together(head, prompt[:8], settings))
-    figures = _hop_figures(timings, shards, statistics.median(split))
+    figures = hop_figures(timings, shards, statistics.median(split))
     one = statistics.median(split)
     report = PipelineReport(
         settings.model, one / statistics.median(unsplit), figures.hop_p50_ms, figures.hop_p95_ms,
@@ -156,15 +156,15 @@ async def _hops(settings: PipelineBenchSettings, swarm: LocalSwarm, shards: int)
         for _ in range(settings.rounds):
             times, steps = await head.tokens([1, 2, 3, 4], settings.decode_tokens)
             timings += steps[1:]
-            speeds.append(_speed(times))
-    return _hop_figures(timings, shards, statistics.median(speeds))
+            speeds.append(speed_of(times))
+    return hop_figures(timings, shards, statistics.median(speeds))
 
 
-def _speed(times: Sequence[float]) -> float:
+def speed_of(times: Sequence[float]) -> float:
     return (len(times) - 1) / (times[-1] - times[0])
 
 
-def _hop_figures(timings: Sequence[StepTiming], shards: int, speed: float) -> HopFigures:
+def hop_figures(timings: Sequence[StepTiming], shards: int, speed: float) -> HopFigures:
     """Everything but computing, divided by the hops of a token's way round: the ring has as many as there are shards."""
     own = sorted((timing.total_s - timing.compute_s) / shards * 1000 for timing in timings)
     compute = [timing.compute_s * 1000 for timing in timings]

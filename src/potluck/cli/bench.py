@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Measure what this machine achieves.", rich_markup_mode=None)
 
+DeviceOption = Annotated[
+    str, typer.Option("--device", help="cpu; or cuda, cuda:N: random weights of real shapes on a GPU.")
+]
 LLAMA_CPP = "llama.cpp"
 _QUICK = {"rounds": 3, "decode_tokens": 32, "deep_tokens": 16, "large_tokens": 8, "step_repeats": 8}
 _MAX_THREADS = 256
@@ -49,9 +52,12 @@ def engine(
     threads: Annotated[str, typer.Option("--threads", help="Numbers of threads to measure with.")] = "1,2",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter rounds: a rough idea.")] = False,
     check: Annotated[bool, typer.Option("--check", help="End with exit code 1 where a bar is missed.")] = False,
+    device: DeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> None:
     """Measure the engine: decode, prefill, drafts, batches, long contexts, large models, a busy core beside it."""
+    if device != "cpu":
+        return cuda_engine(device, quick, as_json)
     from potluck.bench.engine import EngineBenchSettings, bench_engine
     from potluck.bench.report import as_json as report_as_json
     from potluck.bench.report import missed
@@ -76,15 +82,45 @@ def engine(
         print_report(report)
     if check and missed(report):
         raise typer.Exit(EXIT_FAILURE)
+    return None
+
+
+def cuda_engine(device: str, quick: bool, as_json: bool) -> None:
+    from potluck.bench.cuda_engine import HEADER, CudaBenchSettings, as_rows, bench_cuda_engine
+
+    settings = CudaBenchSettings(device=device, rounds=2 if quick else 5)
+    report = bench_cuda_engine(settings, _ignore if as_json else notice)
+    if as_json:
+        return print_json(report)
+    print(
+        f"{report.gpu}: copying {report.copy_bytes_per_s / 1e12:.2f} TB/s, bf16 products "
+        f"{report.matrix_operations_per_s / 1e12:.0f} TFLOP/s"
+    )
+    print(format_table(HEADER, as_rows(report), range(1, len(HEADER))))
+    return None
+
+
+def cuda_pipeline(device: str, quick: bool, as_json: bool) -> None:
+    from potluck.bench.cuda_pipeline import CudaPipelineSettings, as_lines, bench_cuda_pipeline
+
+    settings = CudaPipelineSettings(device=device, rounds=2 if quick else 5)
+    figures = bench_cuda_pipeline(settings, _ignore if as_json else notice)
+    if as_json:
+        return print_json(figures)
+    print("\n".join(as_lines(figures)))
+    return None
 
 
 @app.command("pipeline")
 def pipeline(
     model: Annotated[str, typer.Option("--model", metavar="ID", help="A stored model.")] = DEFAULT_MODEL_ID,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter rounds: a rough idea.")] = False,
+    device: DeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> None:
     """Measure what a split costs: two shards on loopback over TLS against the unsplit model, then more shards."""
+    if device != "cpu":
+        return cuda_pipeline(device, quick, as_json)
     from potluck.bench.own_engine import ModelFile
     from potluck.bench.pipeline import PipelineBenchSettings, bench_pipeline
 

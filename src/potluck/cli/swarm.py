@@ -9,6 +9,7 @@ from potluck.cli.api_options import AllowHostOption, AllowOriginOption, ApiOptio
 from potluck.cli.console import JsonOption, format_table, notice, print_json, shown_bytes
 from potluck.cli.node_options import (
     ChaosOption,
+    DeviceOption,
     DiscoveryOption,
     InterfaceOption,
     ListenOption,
@@ -40,6 +41,7 @@ def join(
     discovery: DiscoveryOption = True,
     serve: ServeOption = True,
     chaos: ChaosOption = False,
+    device: DeviceOption = "cpu",
     api: ApiOption = None,
     allow_host: AllowHostOption = None,
     allow_origin: AllowOriginOption = None,
@@ -51,7 +53,7 @@ def join(
 
     options = SwarmOptions(
         None, None, max_layers, memory, listen, threads, streams, name, tuple(interface or ()), discovery, serve, chaos,
-        api_options(api, allow_host, allow_origin), as_json,
+        device, api_options(api, allow_host, allow_origin), as_json,
     )  # fmt: skip
     run(run_swarm_node(options, decode_invite(invite)))
 

@@ -46,6 +46,7 @@ class SwarmOptions:
     uses_discovery: bool
     serves: bool
     has_chaos: bool
+    device: str
     api: ApiOptions | None
     as_json: bool
 
@@ -207,7 +208,7 @@ class _Session:
             memory_budget_bytes=budget, bytes_per_s=reading_bytes_per_s(),
             lifetime_s=int(4 * configuration.shard_health_timeout_seconds), pinned=pinned, max_layers=options.max_layers,
             serving=ServingSettings(
-                threads=options.threads, max_concurrent_streams=options.streams,
+                threads=options.threads, max_concurrent_streams=options.streams, device=options.device,
                 eviction_idle_s=configuration.host.shard_eviction_idle_seconds,
             ),
         )  # fmt: skip

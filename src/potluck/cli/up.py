@@ -21,6 +21,7 @@ from potluck.cli.console import JsonOption, notice, print_json
 from potluck.cli.models import open_store
 from potluck.cli.node_options import (
     ChaosOption,
+    DeviceOption,
     DiscoveryOption,
     InterfaceOption,
     ListenOption,
@@ -49,6 +50,7 @@ class UpOptions:
     listen: str
     threads: int
     streams: int
+    device: str
     is_spare: bool
     metrics: str | None
     via: tuple[str, ...]
@@ -73,6 +75,7 @@ def up(
     discovery: DiscoveryOption = True,
     serve: ServeOption = True,
     chaos: ChaosOption = False,
+    device: DeviceOption = "cpu",
     spare: Annotated[bool, typer.Option("--spare", help="With --layers: be used only where others fail.")] = False,
     metrics: Annotated[str | None, typer.Option("--metrics", help="With --layers: a Prometheus page.")] = None,
     via: Annotated[str | None, typer.Option("--via", help="ADDR,ADDR,…: use these nodes, without a swarm.")] = None,
@@ -96,7 +99,7 @@ def up(
             raise BadRequest("--spare and --metrics go with --layers and explicit addresses; a swarm sees to both")
         swarm_options = SwarmOptions(
             model, layers, max_layers, memory, listen, threads, streams, name, tuple(interface or ()), discovery, serve, chaos,
-            chosen, as_json,
+            device, chosen, as_json,
         )  # fmt: skip
         return run(run_swarm_node(swarm_options))
     if not serve and (chosen is None or not others):
@@ -105,7 +108,9 @@ def up(
     if serve:
         _require_loopback(address, open_to_all)
     return run(
-        _serve(UpOptions(model, layers, address, threads, streams, spare, metrics, others, serve, chosen, as_json))
+        _serve(
+            UpOptions(model, layers, address, threads, streams, device, spare, metrics, others, serve, chosen, as_json)
+        )
     )
 
 
@@ -158,12 +163,17 @@ async def _serve(options: UpOptions) -> None:
 
 def _add_shard(node: "Node", options: UpOptions) -> "ShardServer":
     from potluck.node.configuration_file import read_configuration
-    from potluck.node.serving import ServingSettings, parse_stage, read_stored_model, serve
+    from potluck.node.serving import ServingSettings, parse_stage, random_model, read_stored_model, serve
+    from potluck.weights.random_checkpoint import is_random
 
-    store = open_store()
-    stored = read_stored_model(store, find_model(store, options.model).id)
+    if options.model is not None and is_random(options.model):
+        stored = random_model(options.model)
+    else:
+        store = open_store()
+        stored = read_stored_model(store, find_model(store, options.model).id)
     settings = ServingSettings(
         threads=options.threads,
+        device=options.device,
         max_concurrent_streams=options.streams,
         is_spare=options.is_spare,
         eviction_idle_s=read_configuration().host.shard_eviction_idle_seconds,

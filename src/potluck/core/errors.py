@@ -26,6 +26,8 @@ PotluckError
 ├── WeightsMissing             weights_missing        layers that a partial model does not hold
 ├── WeightsUnavailable         weights_unavailable    no peer (and nobody outside) gave some chunks of a model
 ├── OutOfKvMemory              kv_budget_exceeded     the KV budget has no room left
+├── OutOfDeviceMemory          out_of_device_memory   a GPU has no room for weights and KV cache
+├── DeviceUnavailable          device_unavailable     there is no such GPU here, or no way to use it
 ├── ShardUnavailable           shard_unavailable      no shard covers some layers, or all that do are full
 ├── PlacementImpossible        placement_impossible   the nodes together cannot hold a model; says how many bytes are missing
 ├── PipelineStalled            pipeline_stalled       no progress within the time allowed
@@ -177,6 +179,14 @@ class WeightsUnavailable(PotluckError):
 
 class OutOfKvMemory(PotluckError):
     code = "kv_budget_exceeded"
+
+
+class OutOfDeviceMemory(PotluckError):
+    code = "out_of_device_memory"
+
+
+class DeviceUnavailable(PotluckError):
+    code = "device_unavailable"
 
 
 class ShardUnavailable(PotluckError):

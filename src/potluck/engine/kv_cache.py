@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from potluck.core.errors import BadRequest, OutOfKvMemory
-from potluck.engine.kernels.attention import PAGE_POSITIONS, TILE
+from potluck.engine.kv_format import PAGE_POSITIONS, TILE
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class KvCache:
 
     def __init__(self, shape: KvShape, budget_bytes: int) -> None:
         self.shape = shape
-        self.budget_bytes = budget_bytes
+        self.budget_bytes = self.capacity_bytes = budget_bytes  # the budget may be lowered, and raised again up to this
         self.reserved_bytes = 0
         self.used_bytes = 0
 
@@ -104,7 +104,7 @@ class KvCache:
         if positions < 1:
             raise BadRequest(f"a session needs room for at least one position, not {positions}")
         pages = -(-positions // PAGE_POSITIONS)
-        page_bytes = self.shape.page_bytes(layers)
+        page_bytes = self._page_bytes(layers)
         wanted = pages * page_bytes
         if self.reserved_bytes + wanted > self.budget_bytes:
             free = max(0, self.budget_bytes - self.reserved_bytes)
@@ -113,6 +113,9 @@ class KvCache:
             )
         self.reserved_bytes += wanted
         return KvSession(layers, page_bytes, pages, addresses=np.zeros(pages, np.int64))
+
+    def _page_bytes(self, layers: int) -> int:
+        return self.shape.page_bytes(layers)
 
     def fork(self, parent: KvSession, positions: int) -> KvSession:
         """A session that starts with all of the parent's positions and has room for `positions` in all."""
@@ -154,10 +157,19 @@ class KvCache:
         """Pages first … stop - 1 exist and are this session's alone."""
         for index in range(first, stop):
             if index == len(session.pages):
-                self._put(session, index, KvPage(session.page_bytes))
+                self._put(session, index, self._new_page(session.page_bytes))
             elif session.pages[index].users > 1:
                 session.pages[index].users -= 1
-                self._put(session, index, session.pages[index].copy())
+                self._put(session, index, self._copy_page(session.pages[index]))
+
+    def _new_page(self, size_bytes: int) -> KvPage:
+        return KvPage(size_bytes)
+
+    def _copy_page(self, page: KvPage) -> KvPage:
+        return page.copy()
+
+    def _free_page(self, page: KvPage) -> None:
+        """Nobody uses it any more. Its memory goes with the object."""
 
     def _put(self, session: KvSession, index: int, page: KvPage) -> None:
         session.pages[index : index + 1] = [page]
@@ -169,6 +181,7 @@ class KvCache:
             page.users -= 1
             if page.users == 0:
                 self.used_bytes -= session.page_bytes
+                self._free_page(page)
         del session.pages[keep:]
 
     def export(

@@ -10,10 +10,11 @@ import numpy as np
 from potluck.core.layers import LayerRange
 from potluck.core.model_facts import ModelFacts, Rotary
 from potluck.engine import formats
-from potluck.engine.kernels.attention import LARGEST_HALF, LOWEST_SCORE, PAGE_POSITIONS, SPAN_POSITIONS
+from potluck.engine.kernels.attention import LOWEST_SCORE, SPAN_POSITIONS
 from potluck.engine.kernels.functions import HIGHEST, LN2_HIGH, LN2_LOW, LOG2_E, LOWEST, ROUNDER, TERMS
+from potluck.engine.kv_format import LARGEST_HALF, PAGE_POSITIONS, uses_half_kv
 from potluck.engine.rotary import RotaryTable
-from potluck.engine.shard_weights import Embedding, uses_half_kv
+from potluck.engine.shard_weights import Embedding
 from potluck.weights.checkpoint import Checkpoint
 
 Floats = Any  # float32 arrays; numpy's stubs widen them at every operation

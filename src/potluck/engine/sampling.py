@@ -2,6 +2,7 @@
 
 Nothing is remembered between calls and no clock or global generator is asked, so whoever holds the journal can choose the same
 token again. Filters decide the set of candidates by weight (ties: lower id first); the choice walks that set in the order of ids.
+The compiled loops are imported by whoever draws: a greedy choice needs none of them.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,6 @@ import numpy.typing as npt
 from potluck.core.errors import BadRequest
 from potluck.core.exact_math import log64, uniform
 from potluck.core.sampling_params import SamplingParams
-from potluck.engine.kernels.distribution import log_total, total_of, walk, weigh
 
 Floats = npt.NDArray[np.float32]
 _NOTHING = np.float32(-np.inf)
@@ -74,6 +74,8 @@ def _penalise_repetition(logits: Floats, params: SamplingParams, seen: npt.NDArr
 
 
 def _draw(logits: Floats, params: SamplingParams, chance: float) -> int:
+    from potluck.engine.kernels.distribution import total_of, walk, weigh
+
     weights = np.empty_like(logits)
     inverse = np.float32(1.0) / np.float32(params.temperature)
     weigh(logits, logits.max(), inverse, weights)
@@ -107,6 +109,8 @@ def _ranked(weights: Floats, count: int) -> npt.NDArray[np.int64]:
 
 def _nucleus(weights: Floats, top_p: float) -> npt.NDArray[np.int64]:
     """The fewest tokens, heaviest first, that together have `top_p` of the weight."""
+    from potluck.engine.kernels.distribution import total_of
+
     goal = top_p * total_of(weights)
     for threshold in (1e-2, 1e-4, 1e-6, 0.0):  # sorting a whole vocabulary is slow and hardly ever needed
         candidates = np.flatnonzero(weights > np.float32(threshold) * weights.max())
@@ -120,6 +124,8 @@ def _nucleus(weights: Floats, top_p: float) -> npt.NDArray[np.int64]:
 
 def logprobs_of(logits: Floats, token: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
     """The token's log probability, and those of the `count` likeliest tokens."""
+    from potluck.engine.kernels.distribution import log_total
+
     largest, total = log_total(logits)
     offset = float(largest) + log64(total)
     count = min(count, len(logits))

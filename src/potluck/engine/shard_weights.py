@@ -1,18 +1,15 @@
 """The tensors of one shard, ready for kernels: matrices packed, norms and biases as float32, embedding rows from the file."""
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 from potluck.core.layers import LayerRange
-from potluck.core.model_facts import ModelFacts
 from potluck.engine.formats import dequantise_rows, to_float32
+from potluck.engine.kv_format import MATRICES
 from potluck.engine.packed_cache import PackedCache, PackedTensor
 from potluck.weights.checkpoint import Checkpoint, TensorEntry
 
 Floats = npt.NDArray[np.float32]
-MATRICES = ("query", "key", "value", "query_key_value", "attention_output", "gate", "up", "gate_up", "down")
 
 
 class LayerWeights:
@@ -80,9 +77,3 @@ class ShardWeights:
         values = to_float32(self._checkpoint.read(entry.name), entry.format).copy()
         is_norm = entry.name.endswith("norm")
         return values + np.float32(1.0) if is_norm and self.facts.norm_weight_plus_one else values
-
-
-def uses_half_kv(facts: ModelFacts, tensors: Any) -> bool:
-    """Keys and values are fp16 unless every matrix of the model's layers is float32: the same answer on every shard."""
-    matrices = (name for name in tensors if name.startswith("layers.") and name.rsplit(".", 1)[1] in MATRICES)
-    return any(tensors[name].format != "F32" for name in matrices)

@@ -1,13 +1,14 @@
 """From a model in the store to a served shard, and from a head's question to tokens: what `up` and `ask` put together."""
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from potluck.core.errors import BadRequest, ModelNotFound, WeightsMismatch, WeightsMissing
+from potluck.core.exactness import arithmetic_of
 from potluck.core.layers import LayerRange
-from potluck.core.limits import ARITHMETIC_VERSION
 from potluck.core.model_facts import ModelFacts
 from potluck.core.tokenizer_spec import TokenizerSpec
 from potluck.node.node import Node, ServedModel
@@ -17,6 +18,7 @@ from potluck.shard.settings import ShardSettings
 from potluck.weights.checkpoint import TensorEntry
 from potluck.weights.manifest import Manifest, decode_manifest, tokenizer_sha256, weights_sha256
 from potluck.weights.partial_model import held_units
+from potluck.weights.random_checkpoint import open_random
 from potluck.weights.store import ModelStore
 from potluck.weights.units import held_of, ranges_of, shown_units, stage_units
 from potluck.wire.messages import Stage
@@ -27,8 +29,8 @@ class StoredModel(msgspec.Struct, frozen=True):
     """Everything about a stored model that a daemon needs; no weights."""
 
     id: str
-    path: Path
-    packed_folder: Path
+    path: Path | str
+    packed_folder: Path | None
     weights_sha256: str
     facts: ModelFacts
     manifest: bytes
@@ -76,6 +78,13 @@ def own_copy(store: ModelStore, name: str, weights_sha256: str) -> str:
     raise ModelNotFound(f"{name} is not on this machine, so it cannot hold layers of it; type: potluck pull {name}")
 
 
+def random_model(name: str) -> StoredModel:
+    """A model of random weights, for benchmarks: no file, no tokenizer, and a hash of its name instead of its content."""
+    checkpoint = open_random(name)
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return StoredModel(name, name, None, digest, checkpoint.facts, b"", b"", {})
+
+
 def parse_stage(text: str | None, layer_count: int) -> Stage:
     """`0-14`, `15-output` or nothing for all. The ends bring the embedding and the output with them."""
     layers = LayerRange(0, layer_count) if text is None else LayerRange.parse(text, layer_count)
@@ -119,19 +128,23 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrent_streams: int = 16
     eviction_idle_s: float = 600.0
     is_spare: bool = False
+    device: str = "cpu"  # or "cuda", "cuda:1"
+    is_batch_invariant: bool = False
 
 
 def serve(node: Node, model: StoredModel, stage: Stage, settings: ServingSettings) -> ShardServer:
     """Raises WeightsMissing where a partial model does not cover the stage. Its weights are offered to peers as well."""
     model.require(stage)
     shard = ShardSettings(
-        model=model.id, weights_sha256=model.weights_sha256, arithmetic=ARITHMETIC_VERSION, layer_count=model.facts.layer_count,
+        model=model.id, weights_sha256=model.weights_sha256, layer_count=model.facts.layer_count,
         hidden_size=model.facts.hidden_size, stage=stage, max_concurrent_streams=settings.max_concurrent_streams,
         eviction_idle_s=settings.eviction_idle_s, is_spare=settings.is_spare,
+        arithmetic=arithmetic_of(settings.device, is_batch_invariant=settings.is_batch_invariant),
     )  # fmt: skip
+    packed_folder = None if model.packed_folder is None else str(model.packed_folder)
     worker = WorkerSettings(
-        model_path=str(model.path), source=model.weights_sha256, packed_folder=str(model.packed_folder), threads=settings.threads,
-        kv_budget_bytes=settings.kv_budget_bytes,
+        model_path=str(model.path), source=model.weights_sha256, packed_folder=packed_folder, threads=settings.threads,
+        kv_budget_bytes=settings.kv_budget_bytes, device=settings.device, is_batch_invariant=settings.is_batch_invariant,
     )  # fmt: skip
     node.weights.offer(model.offered())
     return node.add_shard(shard, worker, ServedModel(model.weights_sha256, model.manifest, model.tokenizer))

@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from potluck.core.exactness import Exactness
+
 
 class TokenDelta(msgspec.Struct, frozen=True, tag="token_delta", tag_field="type"):
     """One accepted token; its text is the reader's business, who has the tokenizer."""
@@ -57,11 +59,12 @@ class PipelineAborted(msgspec.Struct, frozen=True, tag="pipeline_aborted", tag_f
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished", tag_field="type"):
-    """The end. `reason` is `stop`, `length` or `cancelled`."""
+    """The end. `reason` is `stop`, `length` or `cancelled`; `exactness`: what the answer's numbers depended on."""
 
     reason: Literal["stop", "length", "cancelled"]
     generated_tokens: int
     failovers: int
+    exactness: Exactness = "bitwise"
 
 
 StreamFrame = TokenDelta | PromptLogprobs | ShardStatus | ShardFailover | PipelineAborted | Finished

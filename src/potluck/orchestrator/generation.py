@@ -9,8 +9,10 @@ import enum
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from potluck.core.errors import ProtocolViolation
+from potluck.core.exactness import exactness_of
 from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover, ShardStatus, StreamFrame, TokenDelta
 from potluck.orchestrator.probing import Probing, looks_alive, progress_of, stalled_hop
 from potluck.orchestrator.prompt_scores import PromptScores
@@ -186,7 +188,10 @@ class Generation:
         self._pump(now_s)
 
     def cancel(self) -> None:
-        self._end(Finished("cancelled", len(self.generated), self.failovers))
+        self._end(self._finished("cancelled"))
+
+    def _finished(self, reason: Literal["stop", "length", "cancelled"]) -> Finished:
+        return Finished(reason, len(self.generated), self.failovers, exactness_of(self.request.arithmetic))
 
     def next_wake_s(self) -> float:
         """When `on_time` wants to be called, at the latest."""
@@ -450,7 +455,7 @@ class Generation:
         if not is_end:
             self._frames.append(TokenDelta(message.token, message.position, message.logprob, message.top))
         if is_end or len(self.generated) >= self.request.max_tokens:
-            self._end(Finished("stop" if is_end else "length", len(self.generated), self.failovers))
+            self._end(self._finished("stop" if is_end else "length"))
 
     def _recovered(self, now_s: float) -> None:
         self._fruitless = 0

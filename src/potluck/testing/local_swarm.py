@@ -27,6 +27,7 @@ class NodePlan(msgspec.Struct, frozen=True):
     layers: str | None
     is_spare: bool = False
     threads: int = 1
+    device: str = "cpu"
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -40,11 +41,12 @@ class Announcement(msgspec.Struct, frozen=True):
     api: str = ""
 
 
-def split_plan(layer_count: int, shards: int, spares: int = 1, threads: int = 1) -> list[NodePlan]:
+def split_plan(layer_count: int, shards: int, spares: int = 1, threads: int = 1, device: str = "cpu") -> list[NodePlan]:
     """`shards` nodes with ranges as equal as they can be, then `spares` nodes that hold everything."""
     edges = [layer_count * i // shards for i in range(shards + 1)]
     ranges = [f"{lo}-{hi - 1}" for lo, hi in itertools.pairwise(edges)]
-    return [NodePlan(layers, False, threads) for layers in ranges] + [NodePlan(None, True, threads)] * spares
+    whole = NodePlan(None, True, threads, device)
+    return [NodePlan(layers, False, threads, device) for layers in ranges] + [whole] * spares
 
 
 class LocalProcess:
@@ -116,7 +118,18 @@ class LocalNode(LocalProcess):
         self, plan: NodePlan, model: str, folder: Path, number: int, listen: str = "127.0.0.1:0", home: Path | None = None
     ) -> None:  # fmt: skip
         self.plan, self.number = plan, number
-        arguments = ["--model", model, "--listen", listen, "--threads", str(plan.threads), "--api", "off"]
+        arguments = [
+            "--model",
+            model,
+            "--listen",
+            listen,
+            "--threads",
+            str(plan.threads),
+            "--device",
+            plan.device,
+            "--api",
+            "off",
+        ]
         arguments += ["--layers", plan.layers if plan.layers is not None else "0-output"]
         arguments += ["--spare"] if plan.is_spare else []
         super().__init__(arguments, folder, f"node-{number}", home)

@@ -6,7 +6,7 @@ import msgspec
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Paths and numbers only; a worker is never given keys or addresses."""
 
-    model_path: str  # a GGUF file, or a Hugging Face folder
+    model_path: str  # a GGUF file, a Hugging Face folder, or random:… for a model without a file
     source: str  # identifies the content (weights_sha256): names the packed files
     packed_folder: str | None = None  # None: packed weights stay in memory
     threads: int = 1
@@ -15,6 +15,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         1e7  # activations that arrive with more are rubbish; the largest of real models have about 1e5
     )
     processor: str | None = None  # forces a kind of kernel (tests)
+    device: str = "cpu"  # or "cuda", "cuda:1"
+    is_batch_invariant: bool = False  # on a GPU: a session's numbers do not depend on who shares its batches
 
     def encode(self) -> str:
         return msgspec.json.encode(self).decode()

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from potluck.core.errors import BadRequest, PotluckError, ShardCorruption
-from potluck.engine.cpu_engine import Step, StepResult
 from potluck.engine.sampling import Chosen
+from potluck.engine.shard_engine import Step, StepResult
 from potluck.wire.codecs import check_rows, decode, encode
 from potluck.wire.prompt_scores import TokenScore
 from potluck.wire.work import BatchDone, RunBatch, WorkItem, WorkOutput
 from potluck.worker.prompt_scoring import score_rows
+from potluck.worker.sampler import TokenChooser
 from potluck.worker.session import WorkerSession, rounded, roundings
 
 _MESSAGE_CHARACTERS = 1024  # what the protocol takes
@@ -75,12 +76,14 @@ class BatchRunner:
             )
         if item.chooses and session.chooser is None:
             raise BadRequest("this session chooses no tokens here")
-        logits = (item.count - 1,) if item.chooses else ()
-        if item.codec is None:
-            tokens = _token_ids(item, data, session)
-            return _Job(item, session, Step(session.number, item.position, tokens=tokens, logits=logits), turn)
-        rows = self._rows(item, data, session)
-        return _Job(item, session, Step(session.number, item.position, hidden=rows, logits=logits), turn)
+        tokens = _token_ids(item, data, session) if item.codec is None else None
+        rows = self._rows(item, data, session) if item.codec is not None else None
+        step = Step(
+            session.number, item.position, tokens, rows, (item.count - 1,) if item.chooses else (),
+            is_greedy=session.chooser is not None and session.chooser.takes_likeliest,
+            wants_hidden=item.output_codec is not None or item.scores_prompt,
+        )  # fmt: skip
+        return _Job(item, session, step, turn)
 
     def _rows(self, item: WorkItem, data: memoryview, session: WorkerSession) -> np.ndarray:
         assert item.codec is not None
@@ -137,8 +140,7 @@ def _finish(job: _Job, result: StepResult) -> None:
             chooser.learn(step.position, step.tokens)
         if job.item.chooses:
             assert chooser is not None
-            assert result.logits is not None
-            job.chosen = chooser.choose(result.logits[0], step.position + step.count)
+            job.chosen = _chosen(chooser, result, step.position + step.count)
         if job.item.scores_prompt:
             job.data = _scores(job, result)
     except PotluckError as error:
@@ -146,6 +148,13 @@ def _finish(job: _Job, result: StepResult) -> None:
         job.error = error
         return
     job.result = result
+
+
+def _chosen(chooser: TokenChooser, result: StepResult, position: int) -> Chosen | None:
+    if result.likeliest is not None:
+        return chooser.take(result.likeliest[0], position)
+    assert result.logits is not None
+    return chooser.choose(result.logits[0], position)
 
 
 def _scores(job: _Job, result: StepResult) -> bytes:

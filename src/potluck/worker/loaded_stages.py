@@ -5,7 +5,7 @@ A stage that lies within a loaded one is had for nothing; an engine goes when no
 
 import statistics
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +13,13 @@ import numpy as np
 from potluck.core.errors import BadRequest
 from potluck.core.layers import LayerRange
 from potluck.core.sampling_params import SamplingParams
-from potluck.engine.cpu_engine import CpuEngine, EngineSettings, Step
-from potluck.engine.kernels.library import Notice
+from potluck.engine.factory import build_engine
 from potluck.engine.sampling import choose
+from potluck.engine.shard_engine import EngineSettings, Notice, ShardEngine, Step
 from potluck.text.grammar import GrammarCompiler
 from potluck.weights.checkpoint import Checkpoint
 from potluck.weights.open_model import open_checkpoint
+from potluck.weights.random_checkpoint import is_random, open_random
 from potluck.wire.messages import Stage
 from potluck.wire.work import Loaded
 from potluck.wire.worker_settings import WorkerSettings
@@ -48,7 +49,7 @@ class LoadedStage:
     """An engine, and the stages that were asked for and lie within it. `around`: what it is an end of, and stays with."""
 
     stage: Stage
-    engine: CpuEngine
+    engine: ShardEngine
     step_us: int
     asked_for: set[Stage] = field(default_factory=set)
     around: "LoadedStage | None" = None
@@ -82,7 +83,7 @@ class LoadedStages:
         loaded.asked_for.add(stage)
         return Loaded(stage, self._weight_bytes(stage), self._settings.kv_budget_bytes, loaded.step_us)
 
-    def unload(self, stage: Stage) -> list[CpuEngine]:
+    def unload(self, stage: Stage) -> list[ShardEngine]:
         """Engines that nobody needs any more; the caller forgets their sessions and closes them."""
         for loaded in self._loaded:
             loaded.asked_for.discard(stage)
@@ -90,7 +91,7 @@ class LoadedStages:
         self._loaded = [loaded for loaded in self._loaded if loaded.is_needed]
         return [loaded.engine for loaded in dropped]
 
-    def open(self, stage: Stage, positions: int) -> tuple[CpuEngine, int]:
+    def open(self, stage: Stage, positions: int) -> tuple[ShardEngine, int]:
         """An engine's session for a part of what is loaded. Raises BadRequest, OutOfKvMemory, ContextLengthExceeded."""
         loaded = self._around(stage)
         if loaded is None and layers_of(stage) is None:
@@ -98,7 +99,8 @@ class LoadedStages:
         if loaded is None:
             raise BadRequest(f"{stage_name(stage)} is not loaded here")
         others = sum(each.engine.kv.reserved_bytes for each in self._loaded if each is not loaded)
-        loaded.engine.kv.budget_bytes = self._settings.kv_budget_bytes - others
+        kv = loaded.engine.kv
+        kv.budget_bytes = min(kv.capacity_bytes, self._settings.kv_budget_bytes - others)
         return loaded.engine, loaded.engine.open(positions, layers_of(stage))
 
     def _around(self, stage: Stage) -> LoadedStage | None:
@@ -122,7 +124,7 @@ class LoadedStages:
 
     def _build(self, stage: Stage) -> LoadedStage:
         if self._checkpoint is None:
-            self._checkpoint = open_checkpoint(Path(self._settings.model_path))
+            self._checkpoint = _open(self._settings.model_path)
         _check_stage(stage, self._checkpoint.facts.layer_count)
         folder = self._settings.packed_folder
         settings = EngineSettings(
@@ -134,8 +136,10 @@ class LoadedStages:
             cache_folder=None if folder is None else Path(folder),
             source=self._settings.source,
             processor=self._settings.processor,
+            device=self._settings.device,
+            is_batch_invariant=self._settings.is_batch_invariant,
         )
-        engine = CpuEngine(self._checkpoint, settings, self._notice)
+        engine = build_engine(self._checkpoint, settings, self._notice)
         try:
             loaded = LoadedStage(stage, engine, warm_up(engine))
         except BaseException:
@@ -162,6 +166,10 @@ class LoadedStages:
         return sum(tensors[name].size_bytes for name in names)
 
 
+def _open(model_path: str) -> Checkpoint:
+    return open_random(model_path) if is_random(model_path) else open_checkpoint(Path(model_path))
+
+
 def _check_stage(stage: Stage, layer_count: int) -> None:
     if not stage.start <= stage.stop <= layer_count:
         raise BadRequest(f"layers {stage.start} to {stage.stop} are not a range of a model with {layer_count}")
@@ -173,11 +181,12 @@ def _check_stage(stage: Stage, layer_count: int) -> None:
         raise BadRequest("a stage has layers, the embedding or the output")
 
 
-def warm_up(engine: CpuEngine) -> int:
+def warm_up(engine: ShardEngine) -> int:
     """Runs some tokens, which compiles kernels and reads the weights in; then the microseconds that one token takes."""
     count = min(_WARM_UP_TOKENS, engine.facts.context_length - _TIMED_TOKENS)
     if count < 1:
         return 0
+    engine.prepare()
     session = engine.open(count + _TIMED_TOKENS)
     try:
         _run_some(engine, session, count)
@@ -186,14 +195,17 @@ def warm_up(engine: CpuEngine) -> int:
         engine.close_session(session)
 
 
-def _run_some(engine: CpuEngine, session: int, count: int) -> float:
+def _run_some(engine: ShardEngine, session: int, count: int) -> float:
     position = engine.length(session)
-    logits = (count - 1,) if engine.settings.has_output else ()
+    has_output = engine.settings.has_output
+    step = Step(
+        session, position, logits=(count - 1,) if has_output else (), is_greedy=True, wants_hidden=not has_output
+    )
     if engine.settings.has_embedding:
-        step = Step(session, position, tokens=[0] * count, logits=logits)
+        step = replace(step, tokens=[0] * count)
     else:
         rows = np.random.default_rng(0).standard_normal((count, engine.facts.hidden_size)).astype(np.float32)
-        step = Step(session, position, hidden=rows, logits=logits)
+        step = replace(step, hidden=rows)
     start = time.perf_counter()
     [result] = engine.forward([step])
     if result.logits is not None:

@@ -13,9 +13,9 @@ from potluck.core.errors import ContextLengthExceeded, PotluckError
 from potluck.core.grammar import Grammar
 from potluck.core.layers import LayerRange
 from potluck.core.sampling_params import SamplingParams
-from potluck.engine.cpu_engine import CpuEngine, EngineSettings, Step
-from potluck.engine.kernels.library import Notice
+from potluck.engine.cpu_engine import CpuEngine
 from potluck.engine.sampling import Chosen, choose
+from potluck.engine.shard_engine import EngineSettings, Notice, Step
 from potluck.text.chat_template import ChatTemplate
 from potluck.text.detokenizer import StopMatcher, StreamingDetokenizer
 from potluck.text.grammar import GrammarCompiler, GrammarMatcher

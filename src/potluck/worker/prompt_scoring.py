@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from potluck.engine.cpu_engine import CpuEngine, Rounding
 from potluck.engine.sampling import logprobs_of
+from potluck.engine.shard_engine import Rounding, ShardEngine
 from potluck.wire.prompt_scores import TokenScore
 
 
 def score_rows(
-    engine: CpuEngine, session: int, hidden: npt.NDArray[np.float32], following: Sequence[int], top: int,
+    engine: ShardEngine, session: int, hidden: npt.NDArray[np.float32], following: Sequence[int], top: int,
     roundings: Sequence[Rounding] = (),
 ) -> list[TokenScore]:  # fmt: skip
     """`following[i]` is the token after row i; rows without one are left out. The arithmetic is that of chosen tokens."""

@@ -47,15 +47,20 @@ class TokenChooser:
         if position <= len(self.history) and self.history[position : position + len(tokens)] != list(tokens):
             self.history[position:] = tokens
 
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether the token with the largest logit is the choice, and nothing else is asked."""
+        params = self._params
+        if self._matcher is not None:
+            return False
+        is_plain = params.repetition_penalty == 1.0 and params.presence_penalty == params.frequency_penalty == 0.0
+        return params.temperature == 0.0 and is_plain and not params.logit_bias and params.logprobs is None
+
     def choose(self, logits: npt.NDArray[np.float32], position: int) -> Chosen | None:
         """The token for `position`, which is remembered; None from the session's limit on."""
         if position >= self._limit:
             return None
-        if not self._prompt_length <= position <= len(self.history):
-            raise BadRequest(
-                f"cannot choose for position {position}: the prompt has {self._prompt_length} tokens "
-                f"and {len(self.history)} are known"
-            )
+        self._require_history(position)
         prompt, generated = self.history[: self._prompt_length], self.history[self._prompt_length : position]
         mask = None
         if self._matcher is not None:
@@ -74,6 +79,23 @@ class TokenChooser:
         following = self.history[position + 1 : min(position + 1 + count, self._prompt_length)]
         top = min(self._prompt_logprobs, self._vocabulary_size)
         return encode_scores(scored(following, top), top)
+
+    def take(self, likeliest: int, position: int) -> Chosen | None:
+        """Like `choose`, where an engine has found the largest logit already; -1 where one is not a number."""
+        if position >= self._limit:
+            return None
+        self._require_history(position)
+        if likeliest < 0:
+            raise BadRequest("logits contain values that are not numbers")
+        self.history[position:] = [likeliest]
+        return Chosen(likeliest)
+
+    def _require_history(self, position: int) -> None:
+        if not self._prompt_length <= position <= len(self.history):
+            raise BadRequest(
+                f"cannot choose for position {position}: the prompt has {self._prompt_length} tokens "
+                f"and {len(self.history)} are known"
+            )
 
     def truncate(self, length: int) -> None:
         """Back to `length` positions: what followed the next token is forgotten, the prompt never is."""

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from potluck.core.layers import LayerRange
-from potluck.engine.cpu_engine import CpuEngine, Rounding
+from potluck.engine.shard_engine import Rounding, ShardEngine
 from potluck.wire.codecs import decode, encode
 from potluck.wire.messages import Boundary, Codec, Stage
 from potluck.worker.sampler import TokenChooser
@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float32]
 class WorkerSession:
     """`number` is the session's in `engine`. `chooser` None: no tokens are chosen here."""
 
-    engine: CpuEngine
+    engine: ShardEngine
     number: int
     stage: Stage
     layers: LayerRange | None

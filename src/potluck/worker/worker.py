@@ -4,8 +4,7 @@ import gc
 from collections.abc import Sequence
 
 from potluck.core.errors import BadRequest, PotluckError
-from potluck.engine.cpu_engine import CpuEngine
-from potluck.engine.kernels.library import Notice
+from potluck.engine.shard_engine import Notice, ShardEngine
 from potluck.wire.messages import Sampler
 from potluck.wire.work import (
     CloseSession,
@@ -75,7 +74,7 @@ class Worker:
         self.is_finished = len(self._stages) == 0
         return refusals
 
-    def _end_sessions(self, engine: CpuEngine) -> list[SessionRefused]:
+    def _end_sessions(self, engine: ShardEngine) -> list[SessionRefused]:
         doomed = [session_id for session_id, session in self._sessions.items() if session.engine is engine]
         for session_id in doomed:
             self._close(session_id)
@@ -115,10 +114,10 @@ class Worker:
         if session is not None:
             session.close()
 
-    def _chooser(self, sampler: Sampler, engine: CpuEngine) -> TokenChooser:
+    def _chooser(self, sampler: Sampler, engine: ShardEngine) -> TokenChooser:
         return TokenChooser(sampler, engine.facts.vocabulary_size, self._stages.grammars)
 
-    def _chooser_or_none(self, sampler: Sampler, engine: CpuEngine) -> TokenChooser | None:
+    def _chooser_or_none(self, sampler: Sampler, engine: ShardEngine) -> TokenChooser | None:
         """A truncation has no answer: with a sampler that cannot be used, the next step that chooses is refused."""
         try:
             return self._chooser(sampler, engine)

@@ -1,4 +1,4 @@
-"""What the engine refuses, with which error, and that a refusal changes nothing."""
+"""What every engine refuses, with which error, and that a refusal changes nothing: on the CPU, and by the torch back end there."""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -8,7 +8,8 @@ import pytest
 
 from potluck.core.errors import BadRequest, ContextLengthExceeded, OutOfKvMemory, PotluckError, UnknownArchitecture
 from potluck.core.layers import LayerRange
-from potluck.engine.cpu_engine import CpuEngine, EngineSettings, Step
+from potluck.engine.cpu_engine import CpuEngine
+from potluck.engine.shard_engine import EngineSettings, ShardEngine, Step
 from tests.support.memory_checkpoint import MemoryCheckpoint, random_checkpoint
 from tests.support.pipelines import shard_of
 from tests.support.random_models import MIXES, facts_of
@@ -27,37 +28,46 @@ def rows(count: int, width: int = 64) -> np.ndarray:
 
 
 @cache
-def kept_engine(start: int, stop: int) -> CpuEngine:
-    return shard_of(checkpoint(), start, stop)
+def kept_engine(start: int, stop: int, device: str) -> ShardEngine:
+    return shard_of(checkpoint(), start, stop, device=device, kv_budget_bytes=64 << 20)
 
 
-@pytest.fixture
-def engine() -> Iterator[CpuEngine]:
-    yield kept_engine(0, 3)
-    close_sessions(kept_engine(0, 3))
+@pytest.fixture(params=["cpu", "cuda:torch-cpu"])
+def engine(request: pytest.FixtureRequest) -> Iterator[ShardEngine]:
+    yield kept_engine(0, 3, request.param)
+    close_sessions(kept_engine(0, 3, request.param))
 
 
-@pytest.fixture
-def middle() -> Iterator[CpuEngine]:
+@pytest.fixture(params=["cpu", "cuda:torch-cpu"])
+def middle(request: pytest.FixtureRequest) -> Iterator[ShardEngine]:
     """A shard with neither end of the model."""
-    yield kept_engine(1, 2)
-    close_sessions(kept_engine(1, 2))
+    yield kept_engine(1, 2, request.param)
+    close_sessions(kept_engine(1, 2, request.param))
 
 
-def close_sessions(engine: CpuEngine) -> None:
+def close_sessions(engine: ShardEngine) -> None:
     """Whatever a test left open; the next one starts with nothing reserved."""
     for session in list(engine._sessions):
         engine.close_session(session)
     assert (engine.kv.used_bytes, engine.kv.reserved_bytes) == (0, 0)
 
 
-def state_of(engine: CpuEngine, *sessions: int) -> tuple[object, ...]:
+def assert_as_exact_as_promised(engine: ShardEngine, left: np.ndarray | None, right: np.ndarray | None) -> None:
+    assert left is not None
+    assert right is not None
+    if engine.exactness == "bitwise":
+        assert_same_bits(left, right)
+    else:
+        np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
+
+
+def state_of(engine: ShardEngine, *sessions: int) -> tuple[object, ...]:
     kv = [part for session in sessions for part in engine.export_kv(session, engine.settings.layers)]
     lengths = [engine.length(session) for session in sessions]
     return lengths, engine.kv.used_bytes, engine.kv.reserved_bytes, [array.tobytes() for array in kv]
 
 
-def assert_refused(engine: CpuEngine, error: type[PotluckError], act: Callable[[], object], *sessions: int) -> None:
+def assert_refused(engine: ShardEngine, error: type[PotluckError], act: Callable[[], object], *sessions: int) -> None:
     before = state_of(engine, *sessions)
     with pytest.raises(error):
         act()
@@ -90,7 +100,7 @@ BAD_STEPS: dict[str, tuple[type[PotluckError], dict[str, object]]] = {
 
 
 @pytest.mark.parametrize("case", BAD_STEPS)
-def test_a_bad_step_is_refused_and_changes_nothing(engine: CpuEngine, case: str) -> None:
+def test_a_bad_step_is_refused_and_changes_nothing(engine: ShardEngine, case: str) -> None:
     error, changes = BAD_STEPS[case]
     session, other = engine.open(128), engine.open(10)
     tokens = [5, 6, 7, 8, 9]
@@ -99,11 +109,11 @@ def test_a_bad_step_is_refused_and_changes_nothing(engine: CpuEngine, case: str)
     assert_refused(engine, error, lambda: engine.forward([bad]), session, other)
     engine.truncate(session, 4)
     [again] = engine.forward([Step(session, 4, tokens=[9], logits=[0])])
-    assert_same_bits(again.logits, first.logits)
+    assert_as_exact_as_promised(engine, again.logits, first.logits)
 
 
 @pytest.mark.parametrize("case", BAD_STEPS)
-def test_a_bad_step_takes_the_whole_batch_with_it(engine: CpuEngine, case: str) -> None:
+def test_a_bad_step_takes_the_whole_batch_with_it(engine: ShardEngine, case: str) -> None:
     """Every step is checked before any is run, so the good one beside it is not run either."""
     error, changes = BAD_STEPS[case]
     session, good = engine.open(128), engine.open(128)
@@ -112,7 +122,7 @@ def test_a_bad_step_takes_the_whole_batch_with_it(engine: CpuEngine, case: str) 
     assert_refused(engine, error, lambda: engine.forward(steps), session, good)
 
 
-def test_a_batch_needs_steps_of_different_sessions(engine: CpuEngine) -> None:
+def test_a_batch_needs_steps_of_different_sessions(engine: ShardEngine) -> None:
     session = engine.open(10)
     assert_refused(engine, BadRequest, lambda: engine.forward([]), session)
     twice = [Step(session, 0, tokens=[1]), Step(session, 0, tokens=[2])]
@@ -121,7 +131,7 @@ def test_a_batch_needs_steps_of_different_sessions(engine: CpuEngine) -> None:
     assert_refused(engine, BadRequest, lambda: engine.forward(in_a_row), session)
 
 
-def test_unknown_and_closed_sessions_are_refused(engine: CpuEngine) -> None:
+def test_unknown_and_closed_sessions_are_refused(engine: ShardEngine) -> None:
     kept, closed = engine.open(10), engine.open(10)
     engine.close_session(closed)
     layers = LayerRange(0, 3)
@@ -141,13 +151,13 @@ def test_unknown_and_closed_sessions_are_refused(engine: CpuEngine) -> None:
             assert_refused(engine, BadRequest, act, kept)
 
 
-def test_session_numbers_are_never_used_again(engine: CpuEngine) -> None:
+def test_session_numbers_are_never_used_again(engine: ShardEngine) -> None:
     first = engine.open(10)
     engine.close_session(first)
     assert engine.open(10) != first
 
 
-def test_a_shard_without_an_embedding_takes_hidden_states_only(middle: CpuEngine) -> None:
+def test_a_shard_without_an_embedding_takes_hidden_states_only(middle: ShardEngine) -> None:
     session = middle.open(10)
     assert_refused(middle, BadRequest, lambda: middle.forward([Step(session, 0, tokens=[1])]), session)
     [result] = middle.forward([Step(session, 0, hidden=rows(3))])
@@ -155,13 +165,13 @@ def test_a_shard_without_an_embedding_takes_hidden_states_only(middle: CpuEngine
     assert result.logits is None
 
 
-def test_a_shard_without_the_output_gives_no_logits(middle: CpuEngine) -> None:
+def test_a_shard_without_the_output_gives_no_logits(middle: ShardEngine) -> None:
     session = middle.open(10)
     step = Step(session, 0, hidden=rows(2), logits=[1])
     assert_refused(middle, BadRequest, lambda: middle.forward([step]), session)
 
 
-def test_a_session_that_ends_before_the_last_layer_gives_no_logits(engine: CpuEngine) -> None:
+def test_a_session_that_ends_before_the_last_layer_gives_no_logits(engine: ShardEngine) -> None:
     front, back = engine.open(10, LayerRange(0, 2)), engine.open(10, LayerRange(2, 3))
     with pytest.raises(BadRequest):
         engine.forward([Step(front, 0, tokens=[1], logits=[0])])
@@ -172,7 +182,7 @@ def test_a_session_that_ends_before_the_last_layer_gives_no_logits(engine: CpuEn
     assert (engine.length(front), engine.length(back), engine.kv.used_bytes) == (0, 0, 0)
 
 
-def test_logits_come_in_the_order_asked_for(engine: CpuEngine) -> None:
+def test_logits_come_in_the_order_asked_for(engine: ShardEngine) -> None:
     session = engine.open(10)
     [result] = engine.forward([Step(session, 0, tokens=[1, 2, 3], logits=[2, 0, 2, 1])])
     engine.truncate(session, 0)
@@ -180,7 +190,7 @@ def test_logits_come_in_the_order_asked_for(engine: CpuEngine) -> None:
     assert_same_bits(result.logits, straight.logits[[2, 0, 2, 1]])
 
 
-def test_results_are_the_callers_own(engine: CpuEngine) -> None:
+def test_results_are_the_callers_own(engine: ShardEngine) -> None:
     session = engine.open(10)
     [first] = engine.forward([Step(session, 0, tokens=[1, 2], logits=[1])])
     kept = first.hidden.copy(), first.logits.copy()
@@ -197,7 +207,7 @@ def test_results_are_the_callers_own(engine: CpuEngine) -> None:
     back.close()
 
 
-def test_hidden_states_may_lie_in_any_order_in_memory(middle: CpuEngine) -> None:
+def test_hidden_states_may_lie_in_any_order_in_memory(middle: ShardEngine) -> None:
     given = rows(6)
     spread = np.zeros((12, 128), np.float32)
     spread[::2, ::2] = given
@@ -209,7 +219,7 @@ def test_hidden_states_may_lie_in_any_order_in_memory(middle: CpuEngine) -> None
 # ---------------------------------------------------------------- opening
 
 
-def test_sessions_that_cannot_be_are_refused(engine: CpuEngine) -> None:
+def test_sessions_that_cannot_be_are_refused(engine: ShardEngine) -> None:
     for positions, error in ((0, BadRequest), (-5, BadRequest), (201, ContextLengthExceeded), (10**15, BadRequest)):
         with pytest.raises(error):
             engine.open(positions)
@@ -218,14 +228,14 @@ def test_sessions_that_cannot_be_are_refused(engine: CpuEngine) -> None:
     assert engine.kv.reserved_bytes == 0
 
 
-def test_a_fork_cannot_be_longer_than_the_context(engine: CpuEngine) -> None:
+def test_a_fork_cannot_be_longer_than_the_context(engine: ShardEngine) -> None:
     session = engine.open(10)
     assert_refused(engine, ContextLengthExceeded, lambda: engine.fork(session, 201), session)
 
 
-def test_the_budget_is_kept_by_open_and_fork(engine: CpuEngine) -> None:
+def test_the_budget_is_kept_by_open_and_fork(engine: ShardEngine) -> None:
     page = engine.kv.shape.page_bytes(3)
-    small = shard_of(checkpoint(), kv_budget_bytes=3 * page)
+    small = shard_of(checkpoint(), kv_budget_bytes=3 * page, device=engine.settings.device)
     session = small.open(128)
     small.forward([Step(session, 0, tokens=[1, 2, 3])])
     assert_refused(small, OutOfKvMemory, lambda: small.open(65), session)
@@ -240,7 +250,7 @@ def test_layers_past_the_last_one_are_refused(layers: LayerRange) -> None:
         CpuEngine(checkpoint(), EngineSettings(layers=layers))
 
 
-def test_layers_of_other_shards_are_neither_exported_nor_imported(middle: CpuEngine) -> None:
+def test_layers_of_other_shards_are_neither_exported_nor_imported(middle: ShardEngine) -> None:
     session = middle.open(10)
     middle.forward([Step(session, 0, hidden=rows(3))])
     keys, values = middle.export_kv(session, LayerRange(1, 2))
@@ -256,7 +266,7 @@ def test_a_model_with_feed_forward_biases_is_refused_by_name() -> None:
         CpuEngine(random_checkpoint(facts), EngineSettings(layers=LayerRange(0, 3)))
 
 
-def test_an_engine_prints_its_state_in_one_line(engine: CpuEngine) -> None:
+def test_an_engine_prints_its_state_in_one_line(engine: ShardEngine) -> None:
     engine.open(10)
     assert repr(engine).count("\n") == 0
     assert "1 sessions" in repr(engine)

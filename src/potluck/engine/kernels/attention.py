@@ -43,14 +43,12 @@ from potluck.engine.kernels.rows import (
     quantise_row,
     span,
 )
+from potluck.engine.kv_format import LARGEST_HALF, PAGE_POSITIONS, TILE
 
-PAGE_POSITIONS = 64
 SPAN_POSITIONS = 512
 SPAN_PAGES = SPAN_POSITIONS // PAGE_POSITIONS
-TILE = 32
 TILE_ROWS = 32  # query rows (tokens × heads of one group) that share one pass over keys and values
 LOWEST_SCORE = np.float32(-3e38)
-LARGEST_HALF = 65504.0
 PROCESSOR_NAMES = tuple(PROCESSORS)
 
 # Where things lie for one layer, as 64-bit words.

@@ -1,0 +1,254 @@
+"""The torch engine: sessions over one shard on a GPU. Single tokens of many sessions run together, chunks one after the other.
+
+A chunk's numbers depend on its own session only, because it shares its products with nobody. One caller at a time.
+"""
+
+import gc
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from potluck.core.exactness import Exactness
+from potluck.core.layers import LayerRange
+from potluck.engine.cuda.batches import ChunkBatch
+from potluck.engine.cuda.decoder import Decoder
+from potluck.engine.cuda.device import describe, find_device, kv_budget, typed_errors
+from potluck.engine.cuda.kv_pages import DeviceKvCache, DeviceKvShape
+from potluck.engine.cuda.matrices import DenseMatrix
+from potluck.engine.cuda.operations import Operations, PlainOperations
+from potluck.engine.cuda.random_weights import RandomSource
+from potluck.engine.cuda.row_runner import Head, Row, RowRunner
+from potluck.engine.cuda.triton_limits import FEW_ROWS
+from potluck.engine.cuda.weights import CheckpointSource, ShardWeights, WeightSource
+from potluck.engine.kv_format import uses_half_kv
+from potluck.engine.shard_engine import (
+    EngineSettings,
+    Floats,
+    Notice,
+    Round,
+    Rounding,
+    ShardEngine,
+    Step,
+    StepResult,
+    at_ends,
+)
+from potluck.weights.checkpoint import Checkpoint
+from potluck.weights.device_memory import device_bytes
+from potluck.weights.random_checkpoint import RandomCheckpoint
+
+_CHUNK_TOKENS = 2048
+
+
+class TorchEngine(ShardEngine):
+    """Weights in bf16, fp16 or blocks, float32 between layers. See docs/adr/0008-cuda.md for what holds of its numbers."""
+
+    def __init__(self, checkpoint: Checkpoint, settings: EngineSettings, notice: Notice | None = None) -> None:
+        super().__init__(checkpoint.facts, settings)
+        facts, layers = self.facts, settings.layers
+        self.device = find_device(settings.device)
+        wanted = device_bytes(checkpoint.tensors, facts, layers, settings.has_embedding, settings.has_output)
+        count = 0 if layers is None else len(layers)
+        shape = DeviceKvShape(facts.kv_head_count, facts.head_size, uses_half_kv(facts, checkpoint.tensors))
+        budget = kv_budget(self.device, wanted, settings.kv_budget_bytes, shape.page_bytes(count))
+        with typed_errors(), torch.no_grad():
+            self._weights = ShardWeights(
+                facts, _source(checkpoint, self.device), layers, has_embedding=settings.has_embedding,
+                has_output=settings.has_output,
+            )  # fmt: skip
+            self.kv: DeviceKvCache = DeviceKvCache(shape, count, budget, facts.context_length, self.device)
+            self.operations = self._operations()
+            first_layer = 0 if layers is None else layers.start
+            self._decoder = Decoder(self._weights, self.kv, self.operations, first_layer, self.device)
+            self._rows = RowRunner(self._decoder, self.device)
+        self.max_rows = settings.max_rows or _CHUNK_TOKENS
+
+    def _operations(self) -> Operations:
+        if self.device.type != "cuda" and self.settings.processor != "triton":  # its interpreter, in tests
+            return PlainOperations()
+        from potluck.engine.cuda.triton_operations import TritonOperations
+
+        matrices = [matrix for layer in self._weights.layers.values() for matrix in layer.matrices]
+        matrices += [self._weights.output] if self._weights.output is not None else []
+        is_wide = any(isinstance(each, DenseMatrix) and each.weight.dtype == torch.float32 for each in matrices)
+        return TritonOperations(
+            torch.float32 if is_wide else torch.bfloat16, is_batch_invariant=self.settings.is_batch_invariant
+        )
+
+    @property
+    def processor(self) -> str:
+        return describe(self.device)
+
+    @property
+    def exactness(self) -> Exactness:
+        return "batch-invariant" if self.settings.is_batch_invariant else "tolerance"
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._weights.size_bytes
+
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """Captures the graphs of all layers for every number of rows up to 32, which compiles their kernels."""
+        layers = self.settings.layers
+        first, stop = (0, 0) if layers is None else (layers.start, layers.stop)
+        head: Head = "likeliest" if self.settings.has_output else "none"
+        self._rows.prepare(first, stop, takes_tokens=self.settings.has_embedding, head=head)
+
+    def close(self) -> None:
+        for session in list(self._sessions):
+            self.close_session(session)
+        self._rows.close()
+        # Everything that holds device memory goes; torch then gives it back.
+        del self._rows, self._decoder, self._weights, self.operations
+        self.kv.release()
+        if self.device.type == "cuda":
+            gc.collect()
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+
+    # ------------------------------------------------------------ steps
+
+    @torch.no_grad()
+    def forward(self, steps: Sequence[Step], roundings: Sequence[Rounding] = ()) -> list[StepResult]:
+        self._check(steps)
+        for step in steps:
+            self.kv.extend(self._session(step.session).kv, step.count)
+        table_rows = [self.kv.publish(self._session(step.session).kv) for step in steps]
+        layers = self._session(steps[0].session).layers
+        results: dict[int, StepResult] = {}
+        singles = [i for i, step in enumerate(steps) if step.count == 1 and len(step.logits) <= 1]
+        if any(_matters(rounding, layers) for rounding in roundings):
+            singles = []  # rounding happens on the host, between layers
+        for first in range(0, len(singles), FEW_ROWS):
+            part = singles[first : first + FEW_ROWS]
+            results |= self._run_rows(steps, part, [table_rows[i] for i in part], layers)
+        for i, step in enumerate(steps):
+            if i not in results:
+                results[i] = self._run_chunk(step, table_rows[i], layers, roundings)
+        for step in steps:
+            self._session(step.session).kv.length += step.count
+        return [results[i] for i in range(len(steps))]
+
+    def _run_rows(
+        self, steps: Sequence[Step], part: list[int], table_rows: list[int], layers: LayerRange | None
+    ) -> dict[int, StepResult]:
+        alike: dict[tuple[Head, bool], list[tuple[int, int]]] = {}
+        for i, row in zip(part, table_rows, strict=True):
+            alike.setdefault((_head_of(steps[i]), steps[i].tokens is not None), []).append((i, row))
+        results: dict[int, StepResult] = {}
+        for (head, _), chosen in alike.items():
+            results |= self._run_alike(steps, chosen, layers, head)
+        return results
+
+    def _run_alike(
+        self, steps: Sequence[Step], chosen: list[tuple[int, int]], layers: LayerRange | None, head: Head
+    ) -> dict[int, StepResult]:
+        first, stop = (0, 0) if layers is None else (layers.start, layers.stop)
+        given = [steps[i] for i, _ in chosen]
+        rows = [
+            Row(0 if step.tokens is None else step.tokens[0], step.position, row)
+            for step, (_, row) in zip(given, chosen, strict=True)
+        ]
+        hidden = [step.hidden for step in given if step.hidden is not None]
+        wanted = any(step.wants_hidden for step in given)
+        count = self._rows.run(rows, np.concatenate(hidden) if hidden else None, first, stop, head, gives_hidden=wanted)
+        outputs = self._rows.output(count if wanted else 0)
+        tokens = self._rows.likeliest(count) if head == "likeliest" else []
+        return {
+            i: StepResult(
+                outputs[place : place + 1],
+                self._rows.logits(place)[None] if head == "logits" else None,
+                (tokens[place],) if head == "likeliest" else None,
+            )
+            for place, (i, _) in enumerate(chosen)
+        }
+
+    def _run_chunk(
+        self, step: Step, table_row: int, layers: LayerRange | None, roundings: Sequence[Rounding]
+    ) -> StepResult:
+        before_layers, before_output = at_ends(layers, roundings)
+        outputs = []
+        for first in range(0, step.count, self.max_rows):
+            count = min(self.max_rows, step.count - first)
+            hidden = self._input(step, first, count, before_layers)
+            self._run_layers(hidden, ChunkBatch(step.position + first, count, table_row), layers, roundings)
+            outputs.append(hidden)
+        whole = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        logits, likeliest = self._chosen(step, whole, before_output)
+        return StepResult(self._on_host(whole if step.wants_hidden else whole[:0]), logits, likeliest)
+
+    def _on_host(self, rows: torch.Tensor) -> Floats:
+        """Through pinned memory, which torch keeps for the next time: pageable memory is copied to at a tenth of the rate."""
+        host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=self.device.type == "cuda")
+        host.copy_(rows, non_blocking=True)
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        result: Floats = host.numpy()
+        return result
+
+    def _input(self, step: Step, first: int, count: int, rounded: Round | None) -> torch.Tensor:
+        if step.hidden is not None:
+            rows = np.ascontiguousarray(step.hidden[first : first + count])
+            return torch.from_numpy(rows).to(self.device, copy=True)
+        assert step.tokens is not None
+        tokens = torch.tensor(step.tokens[first : first + count], dtype=torch.int32).to(self.device)
+        return self._rounded(self._decoder.embed(tokens), rounded)
+
+    def _rounded(self, hidden: torch.Tensor, rounded: Round | None) -> torch.Tensor:
+        return hidden if rounded is None else torch.from_numpy(rounded(hidden.cpu().numpy())).to(self.device, copy=True)
+
+    def _run_layers(
+        self, hidden: torch.Tensor, batch: ChunkBatch, layers: LayerRange | None, roundings: Sequence[Rounding]
+    ) -> None:
+        if layers is None:
+            return
+        inside = {each.layer: each.apply for each in roundings if layers.start < each.layer < layers.stop}
+        for first, stop in itertools.pairwise([layers.start, *sorted(inside), layers.stop]):
+            if first in inside:
+                hidden.copy_(self._rounded(hidden, inside[first]))
+            self._decoder.run(hidden, batch, first, stop)
+
+    @property
+    def output_rows(self) -> int:
+        return FEW_ROWS if self.settings.has_output else 0
+
+    @torch.no_grad()
+    def project(self, session: int, rows: Floats, roundings: Sequence[Rounding] = ()) -> Floats:
+        held = self._session(session)
+        self._check_projection(held, len(rows))
+        _, rounded = at_ends(held.layers, roundings)
+        given = np.ascontiguousarray(rows if rounded is None else rounded(rows))
+        logits: Floats = self._decoder.logits(torch.from_numpy(given).to(self.device, copy=True)).cpu().numpy()
+        return logits
+
+    def _chosen(
+        self, step: Step, hidden: torch.Tensor, rounded: Round | None
+    ) -> tuple[Floats | None, tuple[int, ...] | None]:
+        if not step.logits:
+            return None, None
+        places = torch.tensor(list(step.logits), dtype=torch.int64).to(self.device)
+        rows = self._rounded(hidden.index_select(0, places), rounded)
+        parts = [self._decoder.logits(rows[first : first + FEW_ROWS]) for first in range(0, len(rows), FEW_ROWS)]
+        if step.is_greedy:
+            return None, tuple(token for part in parts for token in self._decoder.likeliest(part).tolist())
+        return np.concatenate([part.cpu().numpy() for part in parts]), None
+
+
+def _head_of(step: Step) -> Head:
+    if not step.logits:
+        return "none"
+    return "likeliest" if step.is_greedy else "logits"
+
+
+def _matters(rounding: Rounding, layers: LayerRange | None) -> bool:
+    return layers is not None and layers.start <= rounding.layer <= layers.stop
+
+
+def _source(checkpoint: Checkpoint, device: torch.device) -> WeightSource:
+    return (
+        RandomSource(checkpoint, device)
+        if isinstance(checkpoint, RandomCheckpoint)
+        else CheckpointSource(checkpoint, device)
+    )

@@ -1,0 +1,393 @@
+"""Operations by Triton kernels. The number of rows decides: one row, few rows (tensor cores), many (the matrix library).
+
+`is_batch_invariant` leaves the one-row kernels out, so that a row takes the same way whatever shares its batch.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+from potluck.core.model_facts import Activation
+from potluck.engine.cuda.batches import AttentionFacts, Batch, ChunkBatch, RowBatch
+from potluck.engine.cuda.kernels import attention, block_row, blocks, dense_row, products, rows, spread
+from potluck.engine.cuda.matrices import SCALE_KINDS, BlockMatrix, DenseMatrix, Matrix
+from potluck.engine.cuda.operations import PlainOperations
+from potluck.engine.cuda.triton_limits import FEW_ROWS, SPLIT_PAGES
+
+_ACTIVATIONS = {"silu": 1, "gelu_tanh": 2}
+_DENSE_KINDS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+_SPREAD_COLUMNS = 512
+_MULTIPROCESSORS = 132  # of an H100 or H200, which the cuts were measured on
+_EXPONENTS = {4: (0x47000000, 0x45000000, 0x43000000), 8: (0x4B000000, 0, 0)}  # see `kernels.block_row`
+_SLAB_BYTES = 256 << 20  # of dequantised rows at a time, in products of many rows
+
+
+class OneRow(NamedTuple):
+    """How a one-row product is cut: rows of a thread, lanes and warps that share a row, runs of a thread in a step, warps."""
+
+    rows: int
+    lanes: int
+    split: int
+    unroll: int
+    warps: int
+
+    @property
+    def program_rows(self) -> int:
+        return self.rows * (self.warps // self.split) * (32 // self.lanes)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return {
+            "ROWS": self.rows, "LANES": self.lanes, "SPLIT": self.split, "UNROLL": self.unroll, "num_warps": self.warps,
+        }  # fmt: skip
+
+
+class FewRows(NamedTuple):
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+class Tuning:
+    """Which cut for which product. Measured on an H200 (docs/performance.md); overridden in benchmarks only."""
+
+    def __init__(self) -> None:
+        self.one_row: dict[tuple[int, int, bool], OneRow] = {}
+        self.one_row_blocks: dict[tuple[int, int, bool], OneRow] = {}
+        self.few_rows: dict[tuple[int, int, int], FewRows] = {}
+        self.few_rows_blocks: dict[tuple[int, int, int], FewRows] = {}
+
+    def dense_one(self, n: int, k: int, is_gated: bool) -> OneRow:
+        if (n, k, is_gated) in self.one_row:
+            return self.one_row[n, k, is_gated]
+        if is_gated:
+            return OneRow(4, 32, 8, 1, 8) if k <= 2048 else OneRow(4, 32, 1, 1, 4)
+        return OneRow(4, 32, 8, 1, 8) if k <= 2048 or n > 65536 else OneRow(4, 32, 4, 1, 4)
+
+    def blocks_one(self, n: int, k: int, is_gated: bool) -> OneRow:
+        if (n, k, is_gated) in self.one_row_blocks:
+            return self.one_row_blocks[n, k, is_gated]
+        if is_gated:
+            return OneRow(2, 16, 1, 1, 4)
+        return OneRow(4, 16, 1, 1, 4) if n > 65536 else OneRow(4, 32, 4, 1, 4)
+
+    def dense_few(self, n: int, k: int, m: int, is_gated: bool, is_bf16: bool) -> FewRows:
+        # Same columns per step for every number of rows: the order of sums must not depend on it.
+        if (n, k, m) in self.few_rows:
+            return self.few_rows[n, k, m]
+        if not is_bf16:
+            return FewRows(16 if n < 8192 else 32, min(128, _padded(k, 16)), 4, 3)
+        if n <= 32 * _MULTIPROCESSORS:  # all programs at once, two at most on each
+            return FewRows(16 if n <= 16 * _MULTIPROCESSORS else 32, min(256, _padded(k, 16)), 4, 5 if m <= 32 else 3)
+        if n <= 64 * _MULTIPROCESSORS:
+            return FewRows(64, min(128, _padded(k, 16)), 4, 5)
+        return FewRows(64, min(64, _padded(k, 16)), 8, 3) if is_gated else FewRows(64, min(128, _padded(k, 16)), 4, 3)
+
+    def blocks_few(self, n: int, k: int, m: int) -> FewRows:
+        return self.few_rows_blocks.get((n, k, m)) or FewRows(16 if n < 8192 else 32, 128, 4, 3)
+
+
+def _padded(count: int, least: int = 1) -> int:
+    return max(least, 1 << (count - 1).bit_length())
+
+
+class TritonOperations(PlainOperations):
+    """`x_dtype`: what rows for the tensor cores are kept as: bf16, or float32 where a matrix of the model is."""
+
+    def __init__(self, x_dtype: torch.dtype, *, is_batch_invariant: bool = False, tuning: Tuning | None = None) -> None:
+        self._x_dtype = x_dtype
+        self._is_batch_invariant = is_batch_invariant
+        self.tuning = tuning or Tuning()
+
+    def _is_one(self, count: int) -> bool:
+        return count == 1 and not self._is_batch_invariant
+
+    # ------------------------------------------------------------ products
+
+    def products(
+        self, matrices: Sequence[Matrix], x: torch.Tensor, *, norm: torch.Tensor | None, epsilon: float,
+        bias: torch.Tensor | None, is_exact: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        width, count = sum(matrix.rows for matrix in matrices), len(x)
+        is_float = is_exact or count <= FEW_ROWS or self._x_dtype == torch.float32
+        out = torch.empty((count, width), dtype=torch.float32 if is_float else self._x_dtype, device=x.device)
+        if norm is not None and not self._is_one(count):
+            x, norm = self._normed(x, norm, epsilon), None
+        first = 0
+        for matrix in matrices:
+            part = out[:, first : first + matrix.rows]
+            part_bias = None if bias is None else bias[first : first + matrix.rows]
+            self._product(matrix, x, part, norm=norm, epsilon=epsilon, bias=part_bias)
+            first += matrix.rows
+        return out
+
+    def add_product(self, matrix: Matrix, x: torch.Tensor, hidden: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._product(matrix, x, hidden, bias=bias, is_added=True)
+
+    def gated(
+        self, matrices: Sequence[Matrix], x: torch.Tensor, norm: torch.Tensor, epsilon: float, activation: Activation,
+        following: Matrix,
+    ) -> torch.Tensor:  # fmt: skip
+        count = len(x)
+        if len(matrices) == 1 and count <= FEW_ROWS:
+            dtype = torch.float32 if self._is_one(count) else self._x_dtype
+            out = torch.empty((count, matrices[0].rows // 2), dtype=dtype, device=x.device)
+            kept: torch.Tensor | None = norm
+            if not self._is_one(count):
+                x, kept = self._normed(x, norm, epsilon), None
+            self._product(
+                matrices[0],
+                x,
+                out,
+                norm=kept,
+                epsilon=epsilon,
+                activation=_ACTIVATIONS[activation],
+                following=following,
+            )
+            return out
+        both = self.products(matrices, x, norm=norm, epsilon=epsilon, bias=None)
+        width = both.shape[1] // 2
+        dtype = torch.float32 if self._is_one(count) else self._x_dtype
+        out = torch.empty((count, width), dtype=dtype, device=x.device)
+        rows.gate_kernel[(count, triton.cdiv(width, 1024))](
+            both, out, K=width, ACTIVATION=_ACTIVATIONS[activation], BK=1024
+        )
+        return self._laid_out(out, following)
+
+    def _laid_out(self, x: torch.Tensor, following: Matrix) -> torch.Tensor:
+        """A row that no kernel has spread for its quantised matrix."""
+        if isinstance(following, BlockMatrix) and self._is_one(len(x)):
+            return self._spread(following, x, None, 0.0)
+        return x
+
+    def _product(
+        self, matrix: Matrix, x: torch.Tensor, out: torch.Tensor, *, norm: torch.Tensor | None = None, epsilon: float = 0.0,
+        bias: torch.Tensor | None = None, is_added: bool = False, activation: int = 0, following: Matrix | None = None,
+    ) -> None:  # fmt: skip
+        count = len(x)
+        if self._is_one(count):
+            self._one_row(matrix, x, out, norm, epsilon, bias, is_added, activation, following)
+        elif count <= FEW_ROWS:
+            self._few_rows(matrix, x, out, bias, is_added, activation)
+        else:
+            self._many_rows(matrix, x, out, bias, is_added)
+
+    def _one_row(
+        self, matrix: Matrix, x: torch.Tensor, out: torch.Tensor, norm: torch.Tensor | None, epsilon: float,
+        bias: torch.Tensor | None, is_added: bool, activation: int, following: Matrix | None,
+    ) -> None:  # fmt: skip
+        n = matrix.rows // 2 if activation else matrix.rows
+        flags: dict[str, Any] = {
+            "K": matrix.columns, "HAS_BIAS": bias is not None, "ADDS": is_added, "ACTIVATION": activation,
+            "NEXT_K": n, "NEXT_BITS": following.bits if isinstance(following, BlockMatrix) else 0,
+        }  # fmt: skip
+        n_bias = x if bias is None else bias
+        if isinstance(matrix, DenseMatrix):
+            cut = self.tuning.dense_one(matrix.rows, matrix.columns, bool(activation))
+            dense_row.one_row_kernel[(triton.cdiv(n, cut.program_rows),)](
+                x, x if norm is None else norm, matrix.weight, n_bias, out, n, n, epsilon, **flags,
+                HAS_NORM=norm is not None, EACH=16 // matrix.weight.element_size(), **cut.constants,
+            )  # fmt: skip
+            return
+        row = x if norm is None else self._spread(matrix, x, norm, epsilon)
+        cut = self.tuning.blocks_one(matrix.rows, matrix.columns, bool(activation))
+        block_row.one_row_blocks_kernel[(triton.cdiv(n, cut.program_rows),)](
+            row, *_packed(matrix), n_bias, out, n, n, *_EXPONENTS[matrix.bits], **flags, **_kind(matrix), **cut.constants
+        )  # fmt: skip
+
+    def _spread(self, matrix: BlockMatrix, x: torch.Tensor, norm: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+        columns = matrix.columns
+        out = torch.empty((1, columns), dtype=torch.float32, device=x.device)
+        spread.spread_kernel[(triton.cdiv(columns, _SPREAD_COLUMNS),)](
+            x, x if norm is None else norm, out, epsilon, K=columns, BITS=matrix.bits, HAS_NORM=norm is not None,
+            BK=min(4096, _padded(columns)), SPAN=_SPREAD_COLUMNS, num_warps=4,
+        )  # fmt: skip
+        return out
+
+    def _few_rows(
+        self, matrix: Matrix, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None, is_added: bool, activation: int
+    ) -> None:  # fmt: skip
+        n, m = matrix.rows // 2 if activation else matrix.rows, _padded(len(x), 16)
+        shape = (n, n, len(x), x.stride(0), out.stride(0))
+        flags: dict[str, Any] = {
+            "K": matrix.columns, "HAS_BIAS": bias is not None, "ADDS": is_added, "ACTIVATION": activation, "M": m,
+        }  # fmt: skip
+        given_bias = x if bias is None else bias
+        if isinstance(matrix, DenseMatrix):
+            is_bf16 = matrix.weight.dtype == torch.bfloat16
+            cut = self.tuning.dense_few(matrix.rows, matrix.columns, m, bool(activation), is_bf16)
+            products.few_rows_kernel[(triton.cdiv(n, cut.rows),)](
+                x, matrix.weight, given_bias, out, *shape, **flags, KIND=_DENSE_KINDS[matrix.weight.dtype], BN=cut.rows,
+                BK=cut.columns, STAGES=cut.stages, num_warps=cut.warps,
+            )  # fmt: skip
+            return
+        cut = self.tuning.blocks_few(matrix.rows, matrix.columns, m)
+        blocks.few_rows_blocks_kernel[(triton.cdiv(n, cut.rows),)](
+            x, *_tensors(matrix), given_bias, out, *shape, **flags, **_kind(matrix), BN=cut.rows,
+            BG=cut.columns // matrix.group, STAGES=cut.stages, num_warps=cut.warps,
+        )  # fmt: skip
+
+    def _many_rows(
+        self, matrix: Matrix, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None, is_added: bool
+    ) -> None:
+        if (
+            isinstance(matrix, DenseMatrix)
+            and not is_added
+            and bias is None
+            and out.dtype == x.dtype == matrix.weight.dtype
+        ):
+            torch.mm(x, matrix.weight.T, out=out)
+            return
+        # Slabs of an odd number of rows would take the library's slow way.
+        slab = (
+            matrix.rows
+            if isinstance(matrix, DenseMatrix)
+            else max(256, _SLAB_BYTES // (2 * matrix.columns) // 256 * 256)
+        )
+        for first in range(0, matrix.rows, slab):
+            stop = min(first + slab, matrix.rows)
+            result = _library_product(matrix, x, first, stop)
+            if bias is not None:
+                result = result + bias[first:stop]
+            if is_added:
+                out[:, first:stop] += result
+            else:
+                out[:, first:stop] = result
+
+    def _normed(self, x: torch.Tensor, norm: torch.Tensor, epsilon: float) -> torch.Tensor:
+        out = torch.empty(x.shape, dtype=self._x_dtype, device=x.device)
+        width = x.shape[1]
+        rows.norm_kernel[(len(x),)](
+            x, norm, out, epsilon, x.stride(0), width, K=width, ADDS=False, BK=min(4096, _padded(width)), num_warps=8
+        )
+        return out
+
+    def add_normed(self, hidden: torch.Tensor, x: torch.Tensor, norm: torch.Tensor, epsilon: float) -> None:
+        width = x.shape[1]
+        rows.norm_kernel[(len(x),)](
+            x, norm, hidden, epsilon, x.stride(0), hidden.stride(0), K=width, ADDS=True, BK=min(4096, _padded(width)),
+            num_warps=8,
+        )  # fmt: skip
+
+    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        count, size = logits.shape
+        span = 8192
+        parts = triton.cdiv(size, span)
+        values = torch.empty((count, parts), dtype=torch.float32, device=logits.device)
+        ids = torch.empty((count, parts), dtype=torch.int32, device=logits.device)
+        out = torch.empty(count, dtype=torch.int32, device=logits.device)
+        rows.largest_kernel[(count, parts)](logits, values, ids, size, parts, BLOCK=span, num_warps=8)
+        rows.likeliest_kernel[(count,)](values, ids, out, parts, BLOCK=_padded(parts, 2))
+        return out
+
+    # ------------------------------------------------------------ attention
+
+    def attend(self, incoming: torch.Tensor, batch: Batch, facts: AttentionFacts, following: Matrix) -> torch.Tensor:
+        is_one = self._is_one(len(incoming))
+        dtype = torch.float32 if is_one else self._x_dtype
+        out = torch.empty((len(incoming), facts.heads * facts.head_size), dtype=dtype, device=incoming.device)
+        if isinstance(batch, ChunkBatch):
+            self._attend_chunk(incoming, batch, facts, out)
+            return self._laid_out(out, following)
+        next_bits = following.bits if is_one and isinstance(following, BlockMatrix) else 0
+        self._attend_rows(incoming, batch, facts, out, next_bits)
+        return out
+
+    def _attend_rows(
+        self, incoming: torch.Tensor, batch: RowBatch, facts: AttentionFacts, out: torch.Tensor, next_bits: int
+    ) -> None:
+        count, splits = len(incoming), batch.splits
+        size = count * facts.heads * splits * (facts.head_size + 2) if splits > 1 else 1
+        parts = torch.empty(size, dtype=torch.float32, device=incoming.device)
+        attention.attend_rows_kernel[(count, facts.kv_heads, splits)](
+            incoming, *_norms(facts, incoming), facts.cos, facts.sin, facts.keys, facts.values, facts.tables, batch.positions,
+            batch.table_rows, out, parts, incoming.stride(0), facts.tables.stride(0), out.stride(0), facts.scale,
+            facts.soft_cap or 0.0, facts.window or 0, facts.epsilon, **_attention_flags(facts),
+            GROUP=_padded(facts.heads // facts.kv_heads, 16), HAS_WINDOW=facts.window is not None, SPLITS=splits,
+            HAS_CAP=facts.soft_cap is not None, SPLIT_PAGES=SPLIT_PAGES, NEXT_BITS=next_bits, num_warps=2, num_stages=2,
+        )  # fmt: skip
+        if splits > 1:
+            attention.merge_spans_kernel[(count, facts.heads)](
+                parts, batch.positions, out, out.stride(0), HEADS=facts.heads, D=facts.head_size,
+                PADDED=_padded(facts.head_size, 16), SPLITS=splits, NEXT_BITS=next_bits, num_warps=2,
+            )  # fmt: skip
+
+    def _attend_chunk(
+        self, incoming: torch.Tensor, batch: ChunkBatch, facts: AttentionFacts, out: torch.Tensor
+    ) -> None:
+        queries = torch.empty(
+            (batch.count, facts.heads * facts.head_size), dtype=facts.keys.dtype, device=incoming.device
+        )
+        table = facts.tables[batch.table_row]
+        attention.place_chunk_kernel[(batch.count,)](
+            incoming, *_norms(facts, incoming), facts.cos, facts.sin, facts.keys, facts.values, table, queries, batch.start,
+            incoming.stride(0), facts.scale, facts.epsilon, **_attention_flags(facts), HEADS_PADDED=_padded(facts.heads),
+            KV_PADDED=_padded(facts.kv_heads), num_warps=4,
+        )  # fmt: skip
+        block = 16 if batch.count <= 16 else 64 if facts.keys.dtype == torch.float32 or facts.head_size > 128 else 128
+        flags = {name: value for name, value in _attention_flags(facts).items() if name in _CHUNK_FLAGS}
+        attention.attend_chunk_kernel[(triton.cdiv(batch.count, block), facts.heads)](
+            queries, facts.keys, facts.values, table, out, batch.start, batch.count, facts.soft_cap or 0.0, facts.window or 0,
+            **flags, HAS_CAP=facts.soft_cap is not None, HAS_WINDOW=facts.window is not None, BM=block,
+            num_warps=8 if block == 128 else 4, num_stages=2,
+        )  # fmt: skip
+
+
+_CHUNK_FLAGS = ("HEADS", "KV_HEADS", "D", "PADDED", "IS_HALF")
+
+
+def _attention_flags(facts: AttentionFacts) -> dict[str, Any]:
+    return {
+        "HEADS": facts.heads, "KV_HEADS": facts.kv_heads, "D": facts.head_size, "PADDED": _padded(facts.head_size, 16),
+        "ROTARY": facts.rotary_dimensions, "INTERLEAVED": facts.is_interleaved, "HAS_NORM": facts.query_norm is not None,
+        "IS_HALF": facts.keys.dtype == torch.float16,
+    }  # fmt: skip
+
+
+def _norms(facts: AttentionFacts, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    query, key = facts.query_norm, facts.key_norm
+    return other if query is None else query, other if key is None else key
+
+
+def _tensors(matrix: BlockMatrix) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return matrix.quants, matrix.scales, matrix.scales if matrix.supers is None else matrix.supers
+
+
+def _packed(matrix: BlockMatrix) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Bytes as words, pairs as one number."""
+    quants, scales, supers = _tensors(matrix)
+    if matrix.kind == "affine":
+        scales = scales.view(torch.int32)
+    elif matrix.kind == "super":
+        scales, supers = scales.view(torch.int16), supers.view(torch.int32)
+    return quants.view(torch.int32), scales, supers
+
+
+def _kind(matrix: BlockMatrix) -> dict[str, int]:
+    return {
+        "GROUP": matrix.group, "BITS": matrix.bits, "KIND": SCALE_KINDS.index(matrix.kind), "ZERO": matrix.zero,
+    }  # fmt: skip
+
+
+def _library_product(matrix: Matrix, x: torch.Tensor, first: int, stop: int) -> torch.Tensor:
+    if isinstance(matrix, BlockMatrix):
+        return x.to(torch.bfloat16) @ _dequantised(matrix, first, stop).T
+    weight = matrix.weight[first:stop]
+    if weight.dtype == torch.float16:
+        # Rows can be larger than fp16 reaches: scaled to their largest value, they cannot.
+        largest = x.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-30)
+        return ((x.float() / largest).half() @ weight.T).float() * largest
+    return x.to(weight.dtype) @ weight.T
+
+
+def _dequantised(matrix: BlockMatrix, first: int, stop: int) -> torch.Tensor:
+    out = torch.empty((stop - first, matrix.columns), dtype=torch.bfloat16, device=matrix.quants.device)
+    groups = matrix.columns // matrix.group
+    span = min(128, _padded(groups))
+    blocks.dequantise_kernel[(stop - first, triton.cdiv(groups, span))](
+        *_tensors(matrix), out, first, K=matrix.columns, **_kind(matrix), BG=span, num_warps=4
+    )
+    return out
