@@ -44,7 +44,8 @@ check: .venv/test.stamp
 	$(BIN)/ruff check src tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n auto tests/unit
+	$(BIN)/pytest -n auto --ignore=tests/unit/cli tests/unit
+	$(BIN)/pytest tests/unit/cli
 
 format: .venv/test.stamp
 	$(BIN)/ruff format src tests

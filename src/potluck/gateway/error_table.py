@@ -65,6 +65,8 @@ _ROWS = (
     Row("weights_missing", 503, _SERVER, "Some layers' weights are not on the machine that should serve them.", 10),
     Row("weights_unavailable", 503, _SERVER, "No peer gives some layers' weights.", 10),
     Row("placement_impossible", 503, _SERVER, "The machines together cannot hold the model; the message says what is missing.", 30),
+    Row("device_unavailable", 500, _SERVER, "The device that was asked for is not there, or cannot be used."),
+    Row("out_of_device_memory", 503, _BUSY, "The device has no room for the layers or their KV.", 10),
     Row("pipeline_stalled", 504, _SERVER, "No progress within the time allowed.", 5),
 )  # fmt: skip
 TABLE = {row.code: row for row in _ROWS}

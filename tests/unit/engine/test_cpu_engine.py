@@ -275,14 +275,15 @@ def test_an_engine_prints_its_state_in_one_line(engine: ShardEngine) -> None:
 # ---------------------------------------------------------------- logits of rows that were computed before
 
 
-def test_rows_are_projected_with_the_bits_of_a_step_that_asks_for_logits(engine: CpuEngine) -> None:
+def test_rows_are_projected_as_a_step_that_asks_for_logits_does_it(engine: ShardEngine) -> None:
     session, again = engine.open(40), engine.open(40)
     tokens = list(range(1, 31))
     [asked] = engine.forward([Step(session, 0, tokens=tokens, logits=range(30))])
     [plain] = engine.forward([Step(again, 0, tokens=tokens)])
     assert asked.logits is not None
     for first in range(0, 30, 7):
-        assert_same_bits(engine.project(again, plain.hidden[first : first + 7]), asked.logits[first : first + 7])
+        projected = engine.project(again, plain.hidden[first : first + 7])
+        assert_as_exact_as_promised(engine, projected, asked.logits[first : first + 7])
 
 
 def test_rows_that_cannot_be_projected_are_refused(engine: CpuEngine, middle: CpuEngine) -> None:
