@@ -16,6 +16,7 @@ from potluck.core.exactness import Exactness
 from potluck.core.layers import LayerRange
 from potluck.engine.decoder import Decoder, OutputHead
 from potluck.engine.kernels.attention import SPAN_POSITIONS, TILE_ROWS
+from potluck.engine.kernels.compiler_pages import give_back_compiler_pages
 from potluck.engine.kernels.library import KernelLibrary
 from potluck.engine.kernels.memory import (
     BATCH_ATTENTION_TASKS,
@@ -93,6 +94,7 @@ class CpuEngine(ShardEngine):
         self._tiles = np.zeros((self.max_rows, TILE_WORDS), np.int64)
         self._batch[BATCH_TILES] = self._tiles.ctypes.data
         self._batch_address = int(self._batch.ctypes.data)
+        give_back_compiler_pages()
 
     @property
     def processor(self) -> str:
