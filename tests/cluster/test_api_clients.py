@@ -351,7 +351,12 @@ def test_a_client_that_disconnects_frees_every_shard_within_a_second(swarm: Loca
             await _until_sessions(node, lambda count: count > 0, 30.0)
             writer.close()
             await _until_sessions(node, lambda count: count == 0, 1.0)
-            assert open_handles(swarm.head.pid) <= before
+            deadline_s = time.monotonic() + 5.0
+            while (
+                open_handles(swarm.head.pid) > before
+            ):  # the server's own side of the connection closes a moment later
+                assert time.monotonic() < deadline_s, "a file handle is left"
+                await asyncio.sleep(0.05)
 
     run(ask_and_leave())
 

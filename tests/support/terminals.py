@@ -11,8 +11,11 @@ import time
 from pathlib import Path
 
 _PATIENCE_S = 20.0
-# Takes the terminal first, so that Ctrl-C there is a signal here.
-_PROGRAM = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from potluck.cli.main import main; main()"
+# Takes the terminal first, so that Ctrl-C there is a signal here; whoever started the tests in the background has it ignored.
+_PROGRAM = (
+    "import fcntl, signal, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "signal.signal(signal.SIGINT, signal.default_int_handler); from potluck.cli.main import main; main()"
+)
 
 
 class Terminal:

@@ -143,7 +143,9 @@ def test_ctrl_c(home: Path) -> None:
     with LoopbackServer() as server:
         server.routes["/api/models/a/b/tree/main"] = stall(b"[]", after=1)
         environment = os.environ | {"HF_ENDPOINT": server.url, "POTLUCK_HOME": str(home)}
-        command = (*PROGRAM, "pull", "hf:a/b", "--json")
+        # Whoever started the tests in the background has interrupts ignored, and children inherit that.
+        listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        command = (PROGRAM[0], "-c", listens + PROGRAM[2], "pull", "hf:a/b", "--json")
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
             assert server.was_asked.wait(10)
             process.send_signal(signal.SIGINT)
