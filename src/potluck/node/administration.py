@@ -39,6 +39,7 @@ from potluck.node.steward import ModelDuty
 from potluck.node.swarm_node import News, SwarmNode
 from potluck.orchestrator.tracing import TraceSummary, TraceView
 from potluck.orchestrator.watching import Watched
+from potluck.swarm.service import steady_clock_s
 from potluck.swarm.upkeep import ShardPhase
 from potluck.swarm.view import Seen
 from potluck.trust.invites import encode_invite
@@ -122,7 +123,7 @@ class NodeAdministration(Administration):
             state = "joining"
         return NodeView(
             advert.node.hex(), advert.name, seen.address, seen.is_own, state, trust, advert.software,  # type: ignore[arg-type]
-            self._memory(seen), None if seen.is_own else seen.rtt_us / 1000, max(0.0, _now_s(self._swarm) - seen.first_seen_s),
+            self._memory(seen), None if seen.is_own else seen.rtt_us / 1000, max(0.0, steady_clock_s() - seen.first_seen_s),
             tuple(shards),
         )  # fmt: skip
 
@@ -352,9 +353,3 @@ def _shard(info: ShardInfo, state: str) -> ShardView:
         info.model, stage.start, stage.stop - 1, stage.has_embedding, stage.has_output, state, info.streams,  # type: ignore[arg-type]
         info.max_streams, info.queue_depth, info.step_us / 1000,
     )  # fmt: skip
-
-
-def _now_s(swarm: SwarmNode) -> float:
-    from potluck.swarm.service import steady_clock_s
-
-    return steady_clock_s()
