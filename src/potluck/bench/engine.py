@@ -206,7 +206,7 @@ def _large_figures(
 
 def _busy_core_figures(settings: EngineBenchSettings, say: Say) -> BusyCoreFigures:
     say("decode beside a busy core, 1 and 2 threads")
-    rounds = max(12, 4 * settings.rounds)  # the scheduler's moods come on top of the usual noise
+    rounds = 8 * settings.rounds  # the scheduler's moods come on top of the usual noise
     with _one_and_two(settings, say) as engines:
         alternate(1, _turns(engines, settings))  # they learn what is usual before the core gets busy
         with busy_core():

@@ -1,5 +1,7 @@
 """What a run of `potluck bench engine` found: raw figures, ratios, and the bars they are held against. Pure."""
 
+import math
+import operator
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -60,11 +62,11 @@ class BusyCoreFigures(msgspec.Struct, frozen=True, kw_only=True):
     one_thread_started_beside: tuple[float, ...]
     two_threads_started_beside: tuple[float, ...]
 
-    @property
-    def ratio(self) -> float:
-        before = statistics.median(self.two_threads) / statistics.median(self.one_thread)
-        beside = statistics.median(self.two_threads_started_beside) / statistics.median(self.one_thread_started_beside)
-        return min(before, beside)
+    def pairs(self) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
+        return {
+            "engine was there first": (self.two_threads, self.one_thread),
+            "engine started beside it": (self.two_threads_started_beside, self.one_thread_started_beside),
+        }
 
 
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,11 +128,14 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     theirs: float | None
     unit: str
     ratio: float | None
+    uncertainty: float = 0.0  # of the ratio: what is as good as the bar to within it is not called a miss
     detail: str = ""
 
     @property
     def is_met(self) -> bool | None:
-        return None if self.ratio is None else self.bar.is_met(self.ratio, self.threads)
+        if self.ratio is None:
+            return None
+        return self.bar.is_met(self.ratio * (1 + (-1 if self.bar.is_at_most else 1) * self.uncertainty), self.threads)
 
 
 def lines(report: EngineReport) -> list[Line]:
@@ -180,13 +185,21 @@ def _own_line(
 
 
 def _busy_line(figures: BusyCoreFigures) -> Line:
-    before = (figures.two_threads, figures.one_thread)
-    beside = (figures.two_threads_started_beside, figures.one_thread_started_beside)
-    worse = min(before, beside, key=lambda pair: statistics.median(pair[0]) / statistics.median(pair[1]))
-    line = _own_line("busy_core", None, *worse, "tokens/s")
-    spread = (max(worse[1]) - min(worse[1])) / 2 / statistics.median(worse[1])
-    what = "engine started beside it" if worse is beside else "engine was there first"
-    return msgspec.structs.replace(line, detail=f"{what}; rounds of one thread spread by ±{spread:.1%}")
+    """The worse case. Neighbouring rounds are compared, because the machine's speed drifts by more than what is looked for."""
+    ratios = {what: sorted(map(operator.truediv, *pair)) for what, pair in figures.pairs().items()}
+    worse = min(ratios, key=lambda what: statistics.median(ratios[what]))
+    ratio, uncertainty = statistics.median(ratios[worse]), _median_uncertainty(ratios[worse])
+    line = _own_line("busy_core", None, *figures.pairs()[worse], "tokens/s")
+    detail = f"{worse}; ±{uncertainty:.1%} over {len(ratios[worse])} pairs of rounds"
+    return msgspec.structs.replace(line, ratio=ratio, uncertainty=uncertainty, detail=detail)
+
+
+def _median_uncertainty(values: Sequence[float]) -> float:
+    """Half of the 95 % interval of the median of sorted values, as a part of it: by ranks, so whatever their distribution."""
+    reach = 0.98 * math.sqrt(len(values))
+    low = values[max(0, math.floor(len(values) / 2 - reach))]
+    high = values[min(len(values) - 1, math.ceil(len(values) / 2 + reach))]
+    return (high - low) / 2 / statistics.median(values)
 
 
 def missed(report: EngineReport) -> list[Line]:

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from potluck.bench.report import BARS, Bar, Contest, as_json, lines, missed
+from potluck.bench.report import BARS, Bar, BusyCoreFigures, Contest, as_json, lines, missed
 from tests.support.bench_reports import figures, report
 
 
@@ -37,6 +37,20 @@ def test_what_is_missed_is_named() -> None:
         ("q4_k_1_5b_decode", 1),
         ("busy_core", None),
     ]
+
+
+@pytest.mark.parametrize(("two_threads", "is_met"), [(1.0, True), (0.99, True), (0.93, False)])
+def test_beside_a_busy_core_as_fast_to_within_the_noise_is_not_slower(two_threads: float, is_met: bool) -> None:
+    one = tuple(80.0 + step for step in range(40))  # the machine drifts by far more than what is looked for
+    noise = [0.96, 1.04, 0.98, 1.02, 1.0] * 8
+    two = tuple(speed * two_threads * factor for speed, factor in zip(one, noise, strict=True))
+    busy = BusyCoreFigures(
+        one_thread=one, two_threads=two, one_thread_started_beside=one, two_threads_started_beside=one
+    )
+    line = lines(msgspec.structs.replace(report(), busy_core=busy))[-1]
+    assert line.ratio == pytest.approx(min(two_threads, 1.0))
+    assert line.uncertainty < 0.03
+    assert line.is_met is is_met
 
 
 def test_the_object_has_the_worst_ratio_and_all_of_them() -> None:
