@@ -56,16 +56,16 @@ def sampler_of(prompt: int = 4, limit: int = 20, eos: tuple[int, ...] = (99,)) -
     return Sampler(SamplingParams(), 0, prompt, tuple(range(prompt)), eos, limit)
 
 
-def wiring_of(stage: Stage, *, forward_from: int = 0, ring: bool = False, stages: int = 3) -> Wiring:
-    """Three shards on three nodes; the ring closes between BEFORE and AFTER (or on SHARD alone, for the whole model)."""
+def wiring_of(stage: Stage, *, forward_from: int = 0, ring: bool = False, stages: int = 3, session: int = 1) -> Wiring:
+    """Three shards on three nodes; the ring closes between BEFORE and AFTER (or on SHARD's `session`, for the whole model)."""
     is_whole = stage.has_embedding and stage.has_output
     return Wiring(
         None if stage.has_embedding else BEHIND,
         None if stage.has_output else Hop(AFTER, "after:1", session_id(1001)),
-        Hop(SHARD if is_whole else BEFORE, "", session_id(1 if is_whole else 1000))
+        Hop(SHARD if is_whole else BEFORE, "", session_id(session if is_whole else 1000))
         if ring and stage.has_output
         else None,
-        (Neighbour(SHARD, session_id(1)) if is_whole else AHEAD) if ring and stage.has_embedding else None,
+        (Neighbour(SHARD, session_id(session)) if is_whole else AHEAD) if ring and stage.has_embedding else None,
         forward_from,
         stages,
     )

@@ -29,6 +29,7 @@ PotluckError
 ├── OutOfDeviceMemory          out_of_device_memory   a GPU has no room for weights and KV cache
 ├── DeviceUnavailable          device_unavailable     there is no such GPU here, or no way to use it
 ├── ShardUnavailable           shard_unavailable      no shard covers some layers, or all that do are full
+│   └── ShardsFull             shard_unavailable      … the latter
 ├── PlacementImpossible        placement_impossible   the nodes together cannot hold a model; says how many bytes are missing
 ├── PipelineStalled            pipeline_stalled       no progress within the time allowed
 ├── ExperimentalDisabled       experimental_disabled  this node was told not to take part
@@ -191,6 +192,10 @@ class DeviceUnavailable(PotluckError):
 
 class ShardUnavailable(PotluckError):
     code = "shard_unavailable"
+
+
+class ShardsFull(ShardUnavailable):
+    """Some layers are held, but only by shards that have all the streams they take: worth waiting for a little."""
 
 
 class PlacementImpossible(PotluckError):

@@ -15,7 +15,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from potluck.core.errors import PotluckError
+from potluck.core.errors import PotluckError, ShardsFull
 from potluck.gateway.admission import AdmissionSettings, Tier
 from potluck.gateway.answering import Answering, OpenModel
 from potluck.gateway.error_table import row_of
@@ -26,9 +26,11 @@ from potluck.gateway.preparing import Prepared, prepare
 from potluck.gateway.request import InferenceRequest
 from potluck.gateway.running import MAX_PARALLEL_CHOICES, Run
 from potluck.gateway.surface import SSE, CollectedChoice, Surface, sse, sse_comment
+from potluck.orchestrator.generation import GenerationRequest
 
 _log = logging.getLogger(__name__)
 DiagnosticsMode = Literal["off", "events", "comments"]
+_LOOK_AGAIN_S = 0.1  # whether a shard has room
 _INLINE_BYTES = 16_384  # a body up to here is tokenized in the loop; a larger one beside it
 
 
@@ -67,10 +69,21 @@ class Service:
         cost = min(request.choice_count, MAX_PARALLEL_CHOICES)
         async with self.gate.turn(caller.client, caller.tier, cost):
             prepared = await self._prepared(model, request, size_bytes)
-            model.check(prepared.choices[0].request)
+            await self._until_there_is_room(model, prepared.choices[0].request)
             async with Run(model, prepared, self.now_s, label) as run:
                 yield run, prepared
             self.figures.note(run.usage(), self.now_s() - began_s)
+
+    async def _until_there_is_room(self, model: OpenModel, request: GenerationRequest) -> None:
+        """Other nodes send requests to the same shards, and nobody tells us when one of those ends: so look again and again."""
+        give_up_s = self.now_s() + self.settings.admission.patience_s
+        while True:
+            try:
+                return model.check(request)
+            except ShardsFull:
+                if self.now_s() >= give_up_s:
+                    raise
+            await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _prepared(self, model: OpenModel, request: InferenceRequest, size_bytes: int) -> Prepared:
         limit = self.settings.default_max_tokens

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
 
-from potluck.core.errors import BadRequest, PotluckError, ShardUnavailable
+from potluck.core.errors import BadRequest, PotluckError, ShardsFull, ShardUnavailable
 from potluck.net.peers import PeerLinks
 from potluck.orchestrator.frames import (
     Finished,
@@ -231,6 +231,8 @@ class PipelineOrchestrator:
         trace = self.traces.begin(running.label, request.model, time.perf_counter())
         self._watch_timings(running, trace)
         self._running.append(running)
+        nodes = [placed.node for placed in running.generation.stages]
+        self.store.begin_streams(nodes, request.weights_sha256)
         try:
             running.generation.start(loop.time())
             self._carry_out(running)
@@ -253,6 +255,7 @@ class PipelineOrchestrator:
             running.generation.cancel()
             self._carry_out(running)
             self._running.remove(running)
+            self.store.end_streams(nodes, request.weights_sha256)
             if running.timer is not None:
                 running.timer.cancel()
 
@@ -270,19 +273,20 @@ class PipelineOrchestrator:
         placed = quickest_around(reachable, own, request.layer_count, rules)
         placed = placed or quickest_around(candidates, own, request.layer_count, rules)
         if placed is None:
-            raise ShardUnavailable(self._why_not(request, candidates, own, params.max_shards_per_request))
+            raise self._why_not(request, candidates, own, params.max_shards_per_request)
         return placed
 
     def _why_not(
         self, request: GenerationRequest, candidates: list[Candidate], own: list[Placed], max_shards: int
-    ) -> str:
+    ) -> ShardUnavailable:
         """Which rule stood in the way, where it was not a missing layer."""
         cover = cover_around(candidates, own, request.layer_count)
         if cover is None:
-            return self.store.explain_gap(request.model, request.weights_sha256, request.layer_count)
+            gap = self.store.explain_gap(request.model, request.weights_sha256, request.layer_count)
+            return ShardUnavailable(gap)
         if len(cover) > max_shards:
-            return f"{len(cover)} shards would be needed; at most {max_shards} may be used"
-        return f"every holder of some layers of {request.model} has as many streams as it takes"
+            return ShardUnavailable(f"{len(cover)} shards would be needed; at most {max_shards} may be used")
+        return ShardsFull(f"every holder of some layers of {request.model} has as many streams as it takes")
 
     def _is_reachable(self, node: bytes) -> bool:
         return node == self._node or self._links.is_linked(node)

@@ -1,5 +1,8 @@
 """The shards that are on offer, and what speaks for and against each of them. Who is chosen is the planner's business."""
 
+from collections import Counter
+from collections.abc import Iterable
+
 from potluck.planner.cover import Candidate
 from potluck.wire.messages import Described, ShardInfo
 
@@ -16,12 +19,17 @@ class ShardStore:
         self._offers: dict[bytes, tuple[str, Described]] = {}
         self._own: set[bytes] = set()
         self._suspected_until_s: dict[bytes, float] = {}
+        # Streams that this node's own generations hold, by node and weights: now, and when that node last said how many it has.
+        # What it says is some seconds old, and a burst of requests must not all go to the shard that was idle before it.
+        self._streams: Counter[tuple[bytes, str]] = Counter()
+        self._streams_then: dict[bytes, Counter[tuple[bytes, str]]] = {}
 
     def __repr__(self) -> str:
         return f"<ShardStore {len(self._offers)} nodes>"
 
     def put(self, node: bytes, address: str, described: Described, *, is_own: bool = False) -> None:
         self._offers[node] = (address, described)
+        self._streams_then[node] = Counter({key: count for key, count in self._streams.items() if key[0] == node})
         self.clear_suspicion(node)
         if is_own:
             self._own.add(node)
@@ -37,6 +45,20 @@ class ShardStore:
 
     def remove(self, node: bytes) -> None:
         self._offers.pop(node, None)
+        self._streams_then.pop(node, None)
+
+    def begin_streams(self, nodes: Iterable[bytes], weights_sha256: str) -> None:
+        """A generation of this node uses these shards; `end_streams` with the same ones when it is over."""
+        self._streams.update((node, weights_sha256) for node in nodes)
+
+    def end_streams(self, nodes: Iterable[bytes], weights_sha256: str) -> None:
+        self._streams.subtract((node, weights_sha256) for node in nodes)
+        self._streams = +self._streams  # without those that are zero
+
+    def _streams_of(self, node: bytes, info: ShardInfo) -> int:
+        key = (node, info.weights_sha256)
+        then = self._streams_then.get(node)
+        return max(0, info.streams + self._streams[key] - (then[key] if then is not None else 0))
 
     def suspect(self, node: bytes, now_s: float) -> None:
         """Somebody says that it is lost: for a while others are preferred. What it says of itself clears it, and so does its work."""
@@ -86,8 +108,9 @@ class ShardStore:
                     depth += _SUSPECTS_LATER if self.is_suspect(node, now_s) else 0
                     found.append(
                         Candidate(
-                            node, address, info.stage, depth, info.step_us, is_local=True, streams=info.streams,
-                            max_streams=info.max_streams, is_spare=info.is_spare,
+                            node, address, info.stage, depth, info.step_us, is_local=True,
+                            streams=self._streams_of(node, info), max_streams=info.max_streams,
+                            is_spare=info.is_spare,
                         )
                     )  # fmt: skip
         return found

@@ -392,7 +392,7 @@ class ShardCore:
             self._work(Unload(self.settings.stage))
 
     def _on_batch_done(self, message: BatchDone, body: bytes, now_s: float) -> None:
-        batch = self._batches.pop(message.batch, None)
+        batch = self._batches.get(message.batch)
         if batch is None:
             self.counters["unknown_batch"] += 1
             return
@@ -405,6 +405,8 @@ class ShardCore:
             piece = body[offset : offset + output.size_bytes]
             offset += output.size_bytes
             self._on_output(running, output, piece, share_us, now_s)
+        # Only now: a shard that is its own next would start again with the first of these tokens, and the others would wait.
+        del self._batches[message.batch]
         self._run_batch()
 
     def _on_output(self, running: _Running, output: WorkOutput, body: bytes, compute_us: int, now_s: float) -> None:

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from potluck.core.errors import ShardUnavailable
+from potluck.core.errors import ShardsFull, ShardUnavailable
+from potluck.gateway.admission import AdmissionSettings
 from potluck.gateway.responding import ServiceSettings
 from potluck.orchestrator.frames import PipelineAborted, ShardFailover
 from potluck.testing.memory_answering import MemoryAnswering
@@ -164,6 +165,29 @@ def test_a_gap_in_the_pipeline_is_503_with_retry_after() -> None:
     answering = MemoryAnswering()
     answering.model.refusal = ShardUnavailable("no shard holds layer 3")
     response = ask(answering, stream=True)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "shard_unavailable")
+    assert int(response.headers["retry-after"]) >= 1
+
+
+def test_where_every_shard_is_full_the_request_waits_for_room() -> None:
+    answering = MemoryAnswering("Hi")
+    looks = []
+
+    def check(request: object) -> None:
+        looks.append(request)
+        if len(looks) < 3:
+            raise ShardsFull("all are taken")
+
+    answering.model.check = check  # type: ignore[method-assign]
+    assert ask(answering).json()["choices"][0]["message"]["content"] == "Hi"
+    assert len(looks) == 3
+
+
+def test_where_no_room_comes_in_time_it_is_503_with_retry_after() -> None:
+    answering = MemoryAnswering()
+    answering.model.refusal = ShardsFull("all are taken")
+    settings = ServiceSettings(admission=AdmissionSettings(patience_s=0.0))
+    response = post(app_of(answering, settings), "/v1/chat/completions", {"messages": MESSAGES})
     assert (response.status_code, response.json()["error"]["code"]) == (503, "shard_unavailable")
     assert int(response.headers["retry-after"]) >= 1
 

@@ -3,6 +3,7 @@
 import itertools
 import random
 
+import msgspec
 import pytest
 
 from potluck.orchestrator.routing import SUSPICION_S, ShardStore
@@ -152,6 +153,32 @@ def test_nobody_can_make_a_node_suspect_itself_or_remember_strangers() -> None:
     store.suspect(node(9), 100.0)
     assert not store.is_suspect(node(1), 100.0)
     assert not store.is_suspect(node(9), 100.0)
+
+
+def test_ones_own_streams_count_from_the_moment_they_begin_and_not_twice() -> None:
+    def streams() -> list[int]:
+        return [candidate.streams for candidate in store.candidates("m", "a" * 64, 1, True)]
+
+    def told(count: int) -> None:
+        shard = msgspec.structs.replace(info(0, 15), streams=count)
+        store.put(node(1), "node:1", Described(0, node(1), "1", (shard,), 1, (2,)))
+
+    store = store_of((1, info(0, 15)), (2, info(0, 15)))
+    for _ in range(16):
+        store.begin_streams([node(1)], "a" * 64)
+    store.begin_streams([node(2)], "b" * 64)  # another model on the second
+    assert streams() == [16, 0]
+    assert [candidate.is_full for candidate in store.candidates("m", "a" * 64, 1, True)] == [True, False]
+    told(18)  # by now it has said so itself, and somebody else has two
+    assert streams() == [18, 0]
+    for _ in range(16):
+        store.end_streams([node(1)], "a" * 64)
+    assert streams() == [2, 0]
+    told(2)
+    assert streams() == [2, 0]
+    told(0)
+    store.end_streams([node(1)], "a" * 64)  # one too many, by whatever mistake, does not count below nothing
+    assert streams() == [0, 0]
 
 
 def test_a_removed_node_offers_nothing() -> None:

@@ -489,6 +489,22 @@ def test_one_shard_runs_the_whole_loop() -> None:
     assert bench.work == []  # two credits, two tokens past the prompt
 
 
+def test_sessions_that_one_shard_runs_alone_stay_together() -> None:
+    bench = CoreBench(WHOLE)
+    for number in (1, 2, 3):
+        bench.open(number, wiring=wiring_of(WHOLE, ring=True, stages=1, session=number))
+        bench.tell(HEAD, Credit(session_id(number), 0, 9))
+        bench.step(0, session=number)
+        if number == 1:
+            batch = bench.batch  # it starts before the others have come
+    sizes = []
+    for _ in range(4):
+        sizes.append(len(batch.items))
+        bench.done(batch)
+        batch = bench.batch
+    assert sizes == [1, 3, 3, 3]
+
+
 def test_a_head_cannot_feed_another_heads_session_through_the_ring() -> None:
     bench = CoreBench(WHOLE)
     bench.open(1, wiring=wiring_of(WHOLE, ring=True, stages=1))
