@@ -517,6 +517,32 @@ def test_quick_deaths_need_attention_and_are_retried(run: Run, settings: WorkerS
     assert [policy.pause_s(deaths) for deaths in (0, 1, 2, 3, 8, 9, 1000)] == [0.2, 0.2, 0.4, 0.8, 25.6, 30.0, 30.0]
 
 
+def test_a_worker_that_dies_while_it_loads_is_tried_ever_more_rarely_however_long_loading_takes(
+    run: Run, settings: WorkerSettings
+) -> None:
+    async def scenario() -> None:
+        started: asyncio.Queue[None] = asyncio.Queue()
+        policy = RestartPolicy(first_pause_s=0.01, quick_death_s=0.0)  # no death is quick by the clock
+        client = WorkerClient()
+        supervisor = WorkerSupervisor(
+            settings, client.on_message, client.on_lost, lambda: started.put_nowait(None), policy
+        )
+        supervisor.send(Load(FIRST))
+        for deaths in range(3):
+            await asyncio.wait_for(started.get(), 5)
+            assert supervisor.quick_deaths == deaths
+            supervisor.kill()
+        await asyncio.wait_for(started.get(), 5)
+        assert supervisor.needs_attention
+        await client.answer()  # it has loaded after all
+        supervisor.kill()
+        await asyncio.wait_for(started.get(), 5)
+        assert not supervisor.needs_attention
+        await supervisor.stop()
+
+    run(scenario())
+
+
 def test_a_load_right_after_the_last_unload_gets_a_new_process(run: Run, settings: WorkerSettings) -> None:
     async def scenario() -> None:
         client, before = WorkerClient(), psutil.Process().children()
@@ -562,6 +588,29 @@ def test_a_stopped_worker_shows_no_sign_of_life_and_can_be_killed(run: Run, sett
         _, lost_at = await asyncio.wait_for(client.lost, 5)
         assert lost_at - start < 0.1
         await client.stop()
+
+    run(scenario())
+
+
+def test_a_worker_that_stays_frozen_at_work_is_ended_and_replaced(run: Run, settings: WorkerSettings) -> None:
+    async def scenario() -> None:
+        client = WorkerClient()
+        supervisor = WorkerSupervisor(
+            settings, client.on_message, client.on_lost, policy=RestartPolicy(first_pause_s=0.01, frozen_after_s=0.5)
+        )
+        supervisor.send(Load(FIRST))
+        await client.answer()
+        pid = supervisor.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(0.7)
+        assert supervisor.pid == pid  # it owes nothing, so its silence means nothing
+        supervisor.send(Load(MIDDLE))
+        await asyncio.wait_for(client.lost, 5)
+        assert isinstance((await client.answer())[0], Loaded)
+        assert supervisor.pid not in (None, pid)
+        await gone(pid)
+        await supervisor.stop()
 
     run(scenario())
 

@@ -118,8 +118,13 @@ class Connection(FramedLink, asyncio.Protocol):
         self._received = b""  # the beginning of a handshake frame
         self._is_paused = False
         self._timer: asyncio.TimerHandle | None = None
+        self.on_ended: Callable[[Connection], None] | None = None  # told once, however it ends
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.opened.add_done_callback(_retrieve)
+
+    def cut(self, reason: str) -> None:
+        """Ends the link from this side, and reports it lost."""
+        self._break(reason)
 
     # ---------------------------------------------------------------- asyncio's side
 
@@ -208,6 +213,9 @@ class Connection(FramedLink, asyncio.Protocol):
         self._settle()
         if not self.opened.done():
             self.opened.set_exception(error)
+        on_ended, self.on_ended = self.on_ended, None
+        if on_ended is not None:
+            on_ended(self)
 
     def _settle(self) -> None:
         if self._timer is not None:

@@ -20,6 +20,7 @@ from potluck.wire.handshake import Ticket
 
 HANDSHAKE_TIMEOUT_S = 5.0
 MAX_HALF_OPEN = 64
+MAX_LINKS_OF_ONE_NODE = 16  # that it dialled: some for steps, some for bulk, some that are dead without our knowing
 _ACCEPT_PAUSE_S = 0.1
 
 
@@ -91,6 +92,7 @@ class TcpListener:
     """Accepts connections until closed. Those that have not authenticated are few, and the oldest makes room for the next.
 
     Few in all and few for each host. A host whose handshakes keep failing is cut off before the next one, and forgiven with time.
+    A node has so many links at most, of which the oldest makes room: no member can take all the handles there are.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class TcpListener:
         self._make_connection = make_connection
         self._options = options
         self._half_open: dict[Connection, _HalfOpen] = {}  # oldest first
+        self._links: dict[bytes, list[Connection]] = {}  # by node, oldest first
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
     def __repr__(self) -> str:
@@ -161,10 +164,24 @@ class TcpListener:
     def _settled(self, connection: Connection) -> None:
         half_open = self._half_open.pop(connection, None)
         if connection.peer:
+            self._keep(connection)
             return
         self.refused += 1
         if half_open is not None:
             self._limits.failed(half_open.host, asyncio.get_running_loop().time())
+
+    def _keep(self, connection: Connection) -> None:
+        links = self._links.setdefault(connection.peer, [])
+        links.append(connection)
+        connection.on_ended = self._forget
+        if len(links) > MAX_LINKS_OF_ONE_NODE:
+            links[0].cut("too many links of one node")
+
+    def _forget(self, connection: Connection) -> None:
+        links = self._links[connection.peer]
+        links.remove(connection)
+        if not links:
+            del self._links[connection.peer]
 
     def _drop(self, connection: Connection) -> None:
         # Not held against its host: it was pushed out, perhaps by the one stranger among many who share an address.

@@ -88,6 +88,12 @@ def _ignore(timing: StepTiming) -> None:
     return
 
 
+def _are_logprobs(message: Result, vocabulary_size: int) -> bool:
+    told = [logprob for _, logprob in message.top] + ([] if message.logprob is None else [message.logprob])
+    # Written so that what is not a number fails as well; a little above zero is rounding.
+    return all(logprob <= 1e-3 for logprob in told) and all(token < vocabulary_size for token, _ in message.top)
+
+
 class Generation:
     """The head's side of one session. `repick(kept, excluded, local_allowed)` gives replacements for each gap (None) in `kept`."""
 
@@ -128,6 +134,7 @@ class Generation:
         self._is_feeding = False  # since an epoch began with empty stages, until its first result
         self._furthest = 0  # the sum of all positions that shards have reported meanwhile
         self._result_s = 0.0
+        self._accusers: set[bytes] = set()  # reported rubbish once, and were believed
         self._doubted: set[bytes] = set()  # said once that they had not got what another said it had sent
         self._excluded: set[bytes] = set()
         self._distrusted: set[bytes] = set()  # sent rubbish: not taken back, even where nobody else is left
@@ -441,6 +448,8 @@ class Generation:
         """What is wrong with a result, if anything; the scores that come with it are kept."""
         if message.token is not None and message.token >= self.request.vocabulary_size:
             return f"chose token {message.token}, which the model does not have"
+        if not _are_logprobs(message, self.request.vocabulary_size):
+            return "told log probabilities that are none"
         try:
             self._scores.take(message.position, body)
         except ProtocolViolation as error:
@@ -521,9 +530,21 @@ class Generation:
             # It blames the head, or somebody who is not part of this: whoever is right, the two cannot go on together.
             self._last_refusal = (message.code, message.message)
             culprits = [stage]
-        elif message.code in _UNFIT and message.culprit is not None:
-            self._distrusted.add(message.culprit)
+        elif message.code in _UNFIT:
+            culprits = self._accused(stage, culprits)
         return self._fail(culprits, message.message, now_s, message.code)
+
+    def _accused(self, accuser: HeadStage, culprits: list[HeadStage]) -> list[HeadStage]:
+        """Who goes after rubbish is reported. Only what the stage before sends can be judged, and nobody is right time after time."""
+        node = accuser.placed.node
+        before = self._stages[max(0, self._stages.index(accuser) - 1)]
+        if before not in culprits:
+            return [accuser]
+        self._distrusted.add(before.placed.node)
+        if node in self._accusers:
+            return [*culprits, accuser]
+        self._accusers.add(node)
+        return culprits
 
     def _is_hopeless(self, stage: HeadStage, code: str) -> bool:
         """Whether the request is at fault, as the shard that chooses tokens says: another would say the same."""

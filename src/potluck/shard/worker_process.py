@@ -21,6 +21,7 @@ OnMessage = Callable[[FromWorker, bytes], None]
 OnLost = Callable[[str], None]
 
 PING_INTERVAL_S = 0.1
+FROZEN_AFTER_S = 30.0  # pings without an answer for so long, and the worker will not come back by itself
 _END_GRACE_S = 1.0  # after its stream has closed, a worker has this long to be gone
 _LOOK_S = 0.005
 _LOG = logging.getLogger(__name__)
@@ -56,8 +57,10 @@ class WorkerProcess(asyncio.Protocol):
     `last_sign_of_life` is on the loop's clock. While answers are owed it is kept fresh by pings.
     """
 
-    def __init__(self, on_message: OnMessage, on_lost: OnLost) -> None:
+    def __init__(self, on_message: OnMessage, on_lost: OnLost, patience_s: float = FROZEN_AFTER_S) -> None:
         """Use `start`."""
+        self._most_unanswered = max(1, round(patience_s / PING_INTERVAL_S))
+        self._unanswered = 0  # pings in a row; counted, not timed, because the daemon may have been stopped itself
         self._on_message = on_message
         self._on_lost: OnLost | None = on_lost
         self._loop = asyncio.get_running_loop()
@@ -74,12 +77,15 @@ class WorkerProcess(asyncio.Protocol):
         self.progress = 0  # finished batches, as of the last pong
 
     @classmethod
-    async def start(cls, settings: WorkerSettings, on_message: OnMessage, on_lost: OnLost) -> "WorkerProcess":
+    async def start(
+        cls, settings: WorkerSettings, on_message: OnMessage, on_lost: OnLost, patience_s: float = FROZEN_AFTER_S
+    ) -> "WorkerProcess":
         """Returns once the process exists; what is sent now waits in the socket until it has started up.
 
         To be called on the thread that lives as long as the worker should: Linux ends a worker with its starter's thread.
+        One that owes an answer and gives no sign of life for `patience_s` is ended by force.
         """
-        worker = cls(on_message, on_lost)
+        worker = cls(on_message, on_lost, patience_s)
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -123,6 +129,7 @@ class WorkerProcess(asyncio.Protocol):
         if isinstance(message, RunBatch | Load | OpenSession):
             self._answers_owed += 1
             if self._ping_timer is None:
+                self._unanswered = 0
                 self._ping_timer = self._loop.call_later(PING_INTERVAL_S, self._ping_if_busy)
 
     def ping(self) -> None:
@@ -149,6 +156,7 @@ class WorkerProcess(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.last_sign_of_life = self._loop.time()
         self.has_spoken = True
+        self._unanswered = 0
         try:
             frames = self._decoder.feed(data)
         except ProtocolViolation as error:
@@ -172,6 +180,11 @@ class WorkerProcess(asyncio.Protocol):
     def _ping_if_busy(self) -> None:
         self._ping_timer = None
         if self._answers_owed > 0 and self.is_connected:
+            if self._unanswered >= self._most_unanswered:
+                _LOG.warning("worker %d gives no sign of life; ending it", self.pid)
+                self.kill()
+                return
+            self._unanswered += 1
             self.ping()
             self._ping_timer = self._loop.call_later(PING_INTERVAL_S, self._ping_if_busy)
 

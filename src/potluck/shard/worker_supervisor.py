@@ -10,21 +10,25 @@ from collections.abc import Callable, Coroutine
 
 import msgspec
 
-from potluck.shard.worker_process import OnLost, OnMessage, WorkerProcess
+from potluck.shard.worker_process import FROZEN_AFTER_S, OnLost, OnMessage, WorkerProcess
 from potluck.wire.messages import Stage
-from potluck.wire.work import FromWorker, Load, ToWorker, Unload
+from potluck.wire.work import FromWorker, Load, Loaded, LoadFailed, ToWorker, Unload
 from potluck.wire.worker_settings import WorkerSettings
 
 _LOG = logging.getLogger(__name__)
 
 
 class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """The pause doubles with every quick death in a row: one within `quick_death_s` of the start."""
+    """The pause doubles with every quick death in a row: one before anything was loaded, or within `quick_death_s` of that.
+
+    A worker that is silent at work for `frozen_after_s` counts as dead, and is ended.
+    """
 
     first_pause_s: float = 0.2
     longest_pause_s: float = 30.0
     quick_death_s: float = 5.0
     attention_after: int = 3
+    frozen_after_s: float = FROZEN_AFTER_S
 
     def pause_s(self, quick_deaths: int) -> float:
         doublings = min(max(0, quick_deaths - 1), 32)
@@ -64,7 +68,9 @@ class WorkerSupervisor:
         self._wanted: dict[Stage, None] = {}  # in the order in which they were asked for
         self._worker: WorkerProcess | None = None
         self._attempt = 0  # a start that was overtaken by an Unload must not be taken for the present one
-        self._started_at = 0.0
+        self._loaded_at: float | None = (
+            None  # by this worker, the first stage; loading a large one in vain may take minutes
+        )
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -131,9 +137,9 @@ class WorkerSupervisor:
         self._own(self._start(self._attempt))
 
     async def _start(self, attempt: int) -> None:
-        self._started_at = asyncio.get_running_loop().time()
+        self._loaded_at = None
         try:
-            worker = await WorkerProcess.start(self.settings, self._deliver, self._lost)
+            worker = await WorkerProcess.start(self.settings, self._deliver, self._lost, self._policy.frozen_after_s)
         except OSError as error:  # no more processes or file handles to be had
             if attempt == self._attempt:
                 self._lost(f"a worker could not be started: {error}")
@@ -148,6 +154,8 @@ class WorkerSupervisor:
             self._on_started()
 
     def _deliver(self, message: FromWorker, body: bytes) -> None:
+        if self._loaded_at is None and isinstance(message, Loaded | LoadFailed):
+            self._loaded_at = asyncio.get_running_loop().time()
         self._on_message(message, body)
 
     # ------------------------------------------------------------ ending
@@ -155,7 +163,7 @@ class WorkerSupervisor:
     def _lost(self, reason: str) -> None:
         loop = asyncio.get_running_loop()
         self._worker = None
-        is_quick = loop.time() - self._started_at < self._policy.quick_death_s
+        is_quick = self._loaded_at is None or loop.time() - self._loaded_at < self._policy.quick_death_s
         self.quick_deaths = self.quick_deaths + 1 if is_quick else 0
         pause_s = self._policy.pause_s(self.quick_deaths)
         _LOG.warning("lost the worker of %s: %s; next try in %.1f s", self.settings.model_path, reason, pause_s)

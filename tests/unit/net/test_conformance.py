@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from potluck.core.errors import BadRequest, DialFailed, LinkClosed, LinkFull, PeerRefused, WireMisuse, WrongPeer
+from potluck.identity.keys import NodeKey
 from potluck.net.link import Link
 from potluck.wire.frames import MAX_BODY_BYTES, MAX_QUEUED_BYTES
 from potluck.wire.handshake import PresentedTicket
@@ -382,9 +383,12 @@ def test_many_dial_at_once(net: Net) -> None:
     async def main() -> None:
         handler = Recorder(echo)
         listener = await net.transport(ACCEPTER).listen("127.0.0.1:0", handler)
-        transport = net.transport(DIALER)
+        dialers = [net.transport(NodeKey.from_seed(bytes([number]) * 32)) for number in (11, 12, 13, 14)]
         recorders = [Recorder() for _ in range(40)]
-        dialling = [transport.dial(listener.address, ACCEPTER.node_id, recorder, PATIENCE_S) for recorder in recorders]
+        dialling = [
+            dialers[number % 4].dial(listener.address, ACCEPTER.node_id, recorder, PATIENCE_S)
+            for number, recorder in enumerate(recorders)
+        ]
         links = await asyncio.gather(*dialling)
         for number, link in enumerate(links):
             link.send(step(number))

@@ -444,6 +444,32 @@ def test_member_that_breaks_the_protocol_loses_its_link_and_nobody_else(kind: st
     run_test(main())
 
 
+def test_a_node_with_too_many_links_loses_its_oldest_and_nobody_else_does(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        handler = Recorder(lambda link, message, body: link.send(message, body))
+        listener = await listen(kind, handler)
+        honest, greedy = Recorder(), [Recorder() for _ in range(6)]
+        link = await TRANSPORTS[kind](OTHER, admit_anyone).dial(listener.address, ACCEPTER.node_id, honest, PATIENCE_S)
+        transport = TRANSPORTS[kind](DIALER, admit_anyone)
+        links = [await transport.dial(listener.address, None, each, PATIENCE_S) for each in greedy]
+        for each in greedy[:2]:
+            await each.until(lambda recorder: bool(recorder.lost))
+        assert handler.lost == ["too many links of one node"] * 2
+        for each, recorder in [(link, honest), *zip(links[2:], greedy[2:], strict=True)]:
+            each.send(step(4), b"still here")
+            await recorder.until_count(1)
+        for each in [link, *links[2:]]:
+            each.close()
+        while listener._links:
+            await asyncio.sleep(0.005)
+        listener.close()
+
+    monkeypatch.setattr("potluck.net.tcp.MAX_LINKS_OF_ONE_NODE", 4)
+    run_test(main())
+
+
 # ---------------------------------------------------------------- strangers who are dialled
 
 

@@ -271,6 +271,19 @@ def test_a_token_that_the_model_does_not_have_is_rubbish_and_its_shard_is_replac
     assert [f.token for f in bench.kinds(TokenDelta)] == [100]  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("logprob", "top"), [(float("nan"), ()), (0.5, ()), (-1.0, ((1000, -1.0),)), (-1.0, ((3, float("nan")),))]
+)
+def test_log_probabilities_that_are_none_are_rubbish_too(logprob: float, top: tuple[tuple[int, float], ...]) -> None:
+    bench = HeadBench()
+    bench.run()
+    bench.prefill()
+    bench.tell(node(3), Result(bench.generation.sessions[-1], 0, 5, 7, logprob, top))
+    assert bench.places[-1] == (13, 6, 7)
+    assert bench.generation.counters["shard_corruption"] == 1
+    assert [f.token for f in bench.kinds(TokenDelta)] == [100]  # type: ignore[union-attr]
+
+
 # ---------------------------------------------------------------- losses: replay, re-prefill, replacements
 
 
@@ -477,6 +490,24 @@ def test_a_fault_names_its_culprit_and_that_one_is_replaced() -> None:
     assert bench.generation.counters["shard_corruption"] == 1
     [status] = bench.kinds(ShardStatus)
     assert (status.node, status.code) == (node(1).hex(), "shard_corruption")  # type: ignore[union-attr]
+
+
+def test_a_shard_that_reports_rubbish_of_one_neighbour_after_the_other_goes_itself() -> None:
+    bench = decoded(2, spares=(*SPARES, (21, 0, 2), (31, 0, 2)))
+    bench.fault(1, "shard_corruption", 1)
+    bench.answer_all()
+    bench.fault(1, "shard_corruption", 11)
+    assert [place[0] for place in bench.places] == [21, 12, 3]
+    bench.answer_all()
+    bench.result(7, 42)
+    assert bench.frames[-1] == TokenDelta(42, 7)
+
+
+@pytest.mark.parametrize(("accuser", "accused"), [(2, 1), (1, 3), (0, 2)])
+def test_rubbish_that_a_shard_cannot_have_seen_is_its_own(accuser: int, accused: int) -> None:
+    bench = decoded(2)
+    bench.fault(accuser, "shard_corruption", accused)
+    assert [place[0] for place in bench.places] == [n + 10 if n == accuser + 1 else n for n in (1, 2, 3)]
 
 
 def test_rubbish_without_a_spare_ends_it_after_the_wait_and_the_sender_is_not_taken_back() -> None:
