@@ -81,8 +81,8 @@ class ForgetsToTruncate(ShardCore):
 
 
 class NeverFreesTheWorker(ShardCore):
-    def _drop(self, session: ShardSession, now_s: float, *, keeps: bool = False) -> None:
-        super()._drop(session, now_s, keeps=keeps)
+    def _drop(self, session: ShardSession, now_s: float) -> None:
+        super()._drop(session, now_s)
         if self._effects:
             self._effects.pop()
 
@@ -149,29 +149,11 @@ class NeverReplays(Generation):
         return
 
 
-class BeginsWithoutAgreement(Generation):
-    """Takes up an earlier answer where its first stage has it, whatever the others have left."""
-
-    def _agree_on_beginning(self) -> bool:
-        most = max(stage.resumed for stage in self._stages)
-        for stage in self._stages:
-            stage.resumed = most
-        return super()._agree_on_beginning()
-
-
-class KeepsForEver(ShardCore):
-    """Never lets go of what it keeps."""
-
-    def _let_go(self, kept: list[bytes]) -> None:
-        return
-
-
 MUTANTS = [
     Parts(core=IgnoresEpochs), Parts(core=IgnoresPositions), Parts(core=ForgetsToTruncate), Parts(core=NeverFreesTheWorker),
     Parts(core=KeepsTheOutbox), Parts(generation=ResumesOneTooLate), Parts(generation=ForgetsWhatWasSaid),
     Parts(generation=BelievesEveryResult), Parts(generation=NeverCloses), Parts(generation=NeverReplays),
-    Parts(generation=ForgetsScores), Parts(generation=ForgetsTheGrammar), Parts(generation=BeginsWithoutAgreement),
-    Parts(core=KeepsForEver),
+    Parts(generation=ForgetsScores), Parts(generation=ForgetsTheGrammar),
 ]  # fmt: skip
 
 

@@ -206,38 +206,6 @@ def test_choices_run_side_by_side_and_equal_those_asked_for_alone(swarm: LocalSw
     assert {said.choice for said in frames[: ends[0]]} == {0, 1, 2}
 
 
-@pytest.mark.parametrize("uses_ring", [True, False])
-def test_a_conversation_goes_on_where_it_ended_and_says_the_same(
-    swarm: LocalSwarm, models_home: Path, uses_ring: bool
-) -> None:
-    """Each question begins with all that was said before; answers equal those of a head that remembers nothing."""
-
-    async def converse(node: Node, model: RemoteModel, keeps_kv: bool) -> tuple[list[list[int]], list[int]]:
-        settings = GenerationSettings(uses_ring=uses_ring, prefill_chunk=16, keeps_kv=keeps_kv)
-        params, prompt = DistributedChatParams(settings=settings), PROMPT
-        answers, cached = [], []
-        for turn in range(4):
-            request = msgspec.structs.replace(model.request(prompt, SAMPLED, 12), eos=())
-            frames = await frames_of(node, request, params)
-            answers.append(tokens_of(frames))
-            assert isinstance(frames[-1], Finished)
-            cached.append(frames[-1].cached_tokens)
-            # The third question goes back on what was answered before it.
-            prompt = (*prompt, *answers[-1][: 5 if turn == 1 else 12], 7 + turn, 8)
-        return answers, cached
-
-    async def ask() -> tuple[list[list[int]], list[int], list[list[int]], list[int]]:
-        async with head(swarm, models_home) as (node, model):
-            answers, cached = await converse(node, model, True)
-        async with head(swarm, models_home) as (node, model):
-            return answers, cached, *await converse(node, model, False)
-
-    answers, cached, expected, none_cached = run(ask())
-    assert answers == expected
-    assert cached == [0, 45 + 11, 45 + 14 + 5, 45 + 14 + 7 + 11]  # all but the last token of an answer
-    assert none_cached == [0, 0, 0, 0]
-
-
 def test_leaving_cancels_every_choice(swarm: LocalSwarm, models_home: Path) -> None:
     async def ask() -> tuple[int, list[int]]:
         async with head(swarm, models_home) as (node, model):

@@ -21,13 +21,12 @@ from potluck.engine.cpu_engine import CpuEngine, Step
 from potluck.engine.sampling import choose
 from potluck.shard.worker_process import worker_environment
 from potluck.shard.worker_supervisor import RestartPolicy, WorkerState, WorkerSupervisor
-from potluck.wire.messages import Boundary, Resume, Sampler, Stage
+from potluck.wire.messages import Boundary, Sampler, Stage
 from potluck.wire.work import (
     CloseSession,
     Load,
     Loaded,
     LoadFailed,
-    OpenSession,
     SessionOpened,
     SessionRefused,
     TruncateSession,
@@ -375,37 +374,6 @@ def test_sessions_are_refused_with_a_reason(run: Run, shared: WorkerClient, sett
         answers = [await small.open(os.urandom(16), stage, 64) for stage in (FIRST, SECOND, FIRST, SECOND, SECOND)]
         assert [type(answer) for answer in answers] == [SessionOpened] * 3 + [SessionRefused] * 2  # 24,576 bytes each
         await small.stop()
-
-    run(scenario())
-
-
-def test_a_kept_session_is_resumed_with_the_same_bits_and_gives_way_to_others(
-    run: Run, settings: WorkerSettings, whole: CpuEngine
-) -> None:
-    """24,576 bytes a page, of which the budget has sixteen, and what is kept may have four."""
-    folder = Path(settings.model_path).parent
-    page_bytes = 2 * 24_576
-
-    async def scenario() -> None:
-        client = await WorkerClient.start(tiny_settings(folder, kv_budget_bytes=16 * page_bytes), WHOLE)
-        first = expected(whole, PROMPT, 6)
-        await client.open(A, WHOLE, 64, sampler=GREEDY)
-        assert await generate(client, A, PROMPT, 0, 6) == first
-        client.process.send(CloseSession(A, keeps=True))
-        longer, known = [*PROMPT, *first, 9], len(PROMPT) + 5  # the last token was never computed
-        opening = OpenSession(B, WHOLE, 128, (), sampler(longer), Resume(A, len(longer) - 1))
-        assert await client.ask(opening) == SessionOpened(B, known)
-        assert await generate(client, B, longer[known:], known, 6) == expected(whole, longer, 6)
-        other = OpenSession(C, WHOLE, 128, (Boundary(2, "int8"),), sampler(longer), Resume(A, known))
-        assert await client.ask(other) == SessionOpened(C, 0)  # what was computed with other links is no use
-        for session in (B, C):
-            client.process.send(CloseSession(session))
-        # As many sessions as fill the budget: what was kept goes, and nobody is refused for it.
-        crowd = [os.urandom(16) for _ in range(16)]
-        assert [await client.open(session, WHOLE, 64) for session in crowd] == [SessionOpened(each) for each in crowd]
-        client.process.send(CloseSession(crowd[0]))
-        assert await client.ask(OpenSession(B, WHOLE, 64, (), GREEDY, Resume(A, known))) == SessionOpened(B, 0)
-        await client.stop()
 
     run(scenario())
 

@@ -314,7 +314,7 @@ def _chat_params() -> "DistributedChatParams":
     return DistributedChatParams(
         allow_self_as_shard=configuration.allow_self_as_shard,
         settings=GenerationSettings(
-            holder_wait_s=_HOLDER_WAIT_S, stall_timeout_s=configuration.shard_health_timeout_seconds, keeps_kv=True
+            holder_wait_s=_HOLDER_WAIT_S, stall_timeout_s=configuration.shard_health_timeout_seconds
         ),
         fallback_to_local=configuration.fallback_to_local,
         max_shards_per_request=configuration.max_shards_per_request,

@@ -133,12 +133,6 @@ class KvCache:
         session.reserved_pages = 0
         session.length = 0
 
-    def trim(self, session: KvSession) -> None:
-        """Gives back what was reserved and never written: the session is not going to grow."""
-        pages = len(session.pages)
-        self.reserved_bytes -= (session.reserved_pages - pages) * session.page_bytes
-        session.reserved_pages = pages
-
     def truncate(self, session: KvSession, length: int) -> None:
         if not 0 <= length <= session.length:
             raise BadRequest(f"cannot truncate a session of {session.length} positions to {length}")

@@ -178,12 +178,6 @@ class ShardEngine(ABC):
     def truncate(self, session: int, length: int) -> None:
         self.kv.truncate(self._session(session).kv, length)
 
-    def trim(self, session: int) -> int:
-        """The session will not grow any more; returns the bytes that it still reserves."""
-        kv = self._session(session).kv
-        self.kv.trim(kv)
-        return kv.reserved_pages * kv.page_bytes
-
     def close_session(self, session: int) -> None:
         self.kv.close(self._session(session).kv)
         del self._sessions[session]

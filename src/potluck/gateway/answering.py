@@ -55,9 +55,8 @@ class OpenModel(Protocol):
     def check(self, request: GenerationRequest) -> None:
         """Raises ShardUnavailable with what is missing where no pipeline can be had now."""
 
-    def start(self, request: GenerationRequest, label: str = "", scope: str = "") -> Answer:
-        """Nothing is sent before the first frame is asked for. `label`: what the page calls the request; `scope`: who asks, whose
-        earlier answers it may continue from."""
+    def start(self, request: GenerationRequest, label: str = "") -> Answer:
+        """Nothing is sent before the first frame is asked for. `label`: what the page calls the request."""
 
 
 class Answering(Protocol):

@@ -70,7 +70,7 @@ class Service:
         async with self.gate.turn(caller.client, caller.tier, cost):
             prepared = await self._prepared(model, request, size_bytes)
             await self._until_there_is_room(model, prepared.choices[0].request)
-            async with Run(model, prepared, self.now_s, label, caller.client) as run:
+            async with Run(model, prepared, self.now_s, label) as run:
                 yield run, prepared
             self.figures.note(run.usage(), self.now_s() - began_s)
 

@@ -26,17 +26,15 @@ class _Ended:
 class Run:
     """`async with Run(…) as run`, then `await run.next()` until None. The first failure ends everything and is raised."""
 
-    def __init__(
-        self, model: OpenModel, prepared: Prepared, now_s: Callable[[], float], label: str = "", scope: str = ""
-    ) -> None:
-        self._model, self._prepared, self._now_s, self._label, self._scope = model, prepared, now_s, label, scope
+    def __init__(self, model: OpenModel, prepared: Prepared, now_s: Callable[[], float], label: str = "") -> None:
+        self._model, self._prepared, self._now_s, self._label = model, prepared, now_s, label
         self._events: asyncio.Queue[Event | _Ended | Exception] = asyncio.Queue(_MAX_WAITING_EVENTS)
         self._turns = asyncio.Semaphore(MAX_PARALLEL_CHOICES)
         self._tasks: list[asyncio.Task[None]] = []
         self._left = len(prepared.choices)
         self._began_s = now_s()
         self._first_s: float | None = None
-        self._tokens = self._failovers = self._cached = 0
+        self._tokens = self._failovers = 0
         self._pause_s = 0.0
         self._nodes: list[str] = []
 
@@ -68,7 +66,7 @@ class Run:
         return Usage(
             prompt_tokens=self._prepared.prompt_tokens, completion_tokens=self._tokens, failovers=self._failovers,
             pause_s=self._pause_s, nodes=tuple(self._nodes), first_token_s=(self._first_s or now) - self._began_s,
-            total_s=now - self._began_s, cached_tokens=self._cached,
+            total_s=now - self._began_s,
         )  # fmt: skip
 
     async def _guarded(self, choice: PreparedChoice) -> None:
@@ -84,7 +82,7 @@ class Run:
         stream = ChoiceStream(choice.index, self._model.tokenizer, choice.settings)
         if choice.echoed:
             await self._events.put(TextDelta(choice.index, choice.echoed))
-        answer = self._model.start(choice.request, self._label, self._scope)
+        answer = self._model.start(choice.request, self._label)
         frames = answer.frames()
         try:
             async for frame in frames:
@@ -110,7 +108,6 @@ class Run:
             self._first_s = self._first_s or self._now_s()
             return stream.push(frame)
         if isinstance(frame, Finished):
-            self._cached = max(self._cached, frame.cached_tokens)  # of one prompt, however many choices
             return stream.finish("length" if frame.reason == "length" else "stop")
         shown = prompt_logprobs_of(frame, prompt, self._model.tokenizer)
         if shown is not None:

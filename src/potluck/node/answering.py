@@ -66,8 +66,8 @@ class PipelineModel:
     def check(self, request: GenerationRequest) -> None:
         self._node.orchestrator.pipeline_for(request, self._params)
 
-    def start(self, request: GenerationRequest, label: str = "", scope: str = "") -> Answer:
-        params = msgspec.structs.replace(self._params, label=label, scope=scope)
+    def start(self, request: GenerationRequest, label: str = "") -> Answer:
+        params = msgspec.structs.replace(self._params, label=label)
         return PipelineAnswer(self._node.orchestrator, request, params)
 
 

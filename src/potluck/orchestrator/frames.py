@@ -65,7 +65,6 @@ class Finished(msgspec.Struct, frozen=True, tag="finished", tag_field="type"):
     generated_tokens: int
     failovers: int
     exactness: Exactness = "bitwise"
-    cached_tokens: int = 0  # of the prompt, that shards had from an answer before
 
 
 StreamFrame = TokenDelta | PromptLogprobs | ShardStatus | ShardFailover | PipelineAborted | Finished

@@ -35,7 +35,6 @@ from potluck.wire.messages import (
     Refused,
     Replay,
     Result,
-    Resume,
     Rewire,
     Rewired,
     Sampler,
@@ -99,7 +98,7 @@ class Generation:
 
     def __init__(
         self, request: GenerationRequest, pipeline: Sequence[Placed], repick: Repick, settings: GenerationSettings,
-        new_session_id: Callable[[], bytes], head: bytes, resumes: Sequence[Resume] = (),
+        new_session_id: Callable[[], bytes], head: bytes,
     ) -> None:  # fmt: skip
         self.request, self.settings = request, settings
         self.tokens = list(request.prompt)
@@ -113,10 +112,6 @@ class Generation:
         self._repick = repick
         self._new_session_id = new_session_id
         self._stages = [HeadStage(placed, new_session_id()) for placed in pipeline]
-        for stage, resume in zip(self._stages, resumes, strict=False):
-            stage.resume = resume
-        self.resumed = 0  # positions of the prompt that need not be computed again
-        self.has_kept_kv = False  # at the end: whether the shards were told to
         self._scores = PromptScores(request.prompt, request.prompt_logprobs, request.vocabulary_size)
         self._effects: list[SendTo] = []
         self._frames: deque[StreamFrame] = deque()
@@ -203,9 +198,7 @@ class Generation:
         self._end(self._finished("cancelled"))
 
     def _finished(self, reason: Literal["stop", "length", "cancelled"]) -> Finished:
-        return Finished(
-            reason, len(self.generated), self.failovers, exactness_of(self.request.arithmetic), self.resumed
-        )
+        return Finished(reason, len(self.generated), self.failovers, exactness_of(self.request.arithmetic))
 
     def next_wake_s(self) -> float:
         """When `on_time` wants to be called, at the latest."""
@@ -263,7 +256,7 @@ class Generation:
         positions = len(request.prompt) + request.max_tokens
         return Open(
             stage.session, self.epoch, request.model, request.weights_sha256, request.arithmetic, stage.placed.stage, positions,
-            wiring, request.boundaries, sampler, self.settings.keeps_outbox, stage.resume,
+            wiring, request.boundaries, sampler, self.settings.keeps_outbox,
         )  # fmt: skip
 
     def _sampler(self) -> Sampler:
@@ -301,10 +294,6 @@ class Generation:
             return
         stage.is_new = False
         stage.has_outbox = self.settings.keeps_outbox and not stage.placed.stage.has_output
-        stage.resumed = 0
-        if isinstance(message, Opened) and stage.resume is not None:
-            stage.resumed = min(message.length, stage.resume.length)
-            stage.has_outbox = stage.has_outbox and stage.resumed == 0
         if isinstance(message, Rewired):
             stage.has_outbox = stage.has_outbox and message.outbox_from == 0
             if message.length < (0 if stage.is_empty else self._confirmed):
@@ -322,8 +311,6 @@ class Generation:
 
     def _run(self, now_s: float) -> None:
         """Every stage is in place: feed what is empty, then go on where the journal ends."""
-        if not self._agree_on_beginning():
-            return self._again(now_s)
         for feed in self._feeds:
             if feed.source is not None and not self._stages[feed.source].has_outbox:
                 # Learned only now: the stage before cannot replay. The next epoch recomputes it as well.
@@ -341,17 +328,6 @@ class Generation:
             self._credit_owed = 0
             self._give_credit(max(1, self.settings.ring_credits - self._unread))
         return self._pump(now_s)
-
-    def _agree_on_beginning(self) -> bool:
-        """Whether stages that resume an earlier answer have equally much of it. Where not, an epoch cuts all to the shortest."""
-        lengths = {stage.resumed for stage in self._stages}
-        if lengths == {0}:
-            return True
-        self._confirmed = self.resumed = min(lengths)
-        self._feeds = []
-        for stage in self._stages:
-            stage.resumed, stage.is_empty = 0, self._confirmed == 0
-        return len(lengths) == 1
 
     def _feed(self, feed: Feed) -> None:
         resume = self._confirmed
@@ -605,8 +581,6 @@ class Generation:
                 self._effects.append(SendTo(stage.placed.node, None, news))
 
     def _rebuild(self, now_s: float) -> None:
-        for stage in self._stages:
-            stage.resume = None  # who is new now has nothing of it, and all must have equally much
         kept = [None if stage.is_lost else stage.placed for stage in self._stages]
         allows_local = self._fruitless > self.settings.fallback_after
         groups = self._repick(kept, frozenset(self._excluded), allows_local)
@@ -736,11 +710,9 @@ class Generation:
     def _end(self, frame: StreamFrame) -> None:
         if self.is_ended:
             return
-        is_whole = isinstance(frame, Finished) and frame.reason != "cancelled" and len(self.generated) > 0
-        self.has_kept_kv = is_whole and self.settings.keeps_kv and self.phase is Phase.RUNNING
         self.phase = Phase.ENDED
         for stage in self._stages:
-            self._send(stage, Close(stage.session, self.has_kept_kv))
+            self._send(stage, Close(stage.session))
         self._frames.append(frame)
 
     def _progress(self, now_s: float) -> None:

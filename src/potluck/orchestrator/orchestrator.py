@@ -12,7 +12,6 @@ import msgspec
 
 from potluck.core.errors import BadRequest, PotluckError, ShardsFull, ShardUnavailable
 from potluck.net.peers import PeerLinks
-from potluck.orchestrator.conversations import Beginning, Conversations, are_offered
 from potluck.orchestrator.frames import (
     Finished,
     PipelineAborted,
@@ -45,7 +44,6 @@ class DistributedChatParams(msgspec.Struct, frozen=True, kw_only=True):
     pipeline: tuple[Placed, ...] = ()  # exactly these stages, instead of a choice
     allow_self_as_shard: bool = False  # whether this node's own shards count as any other's
     label: str = ""  # what people see the request as
-    scope: str = ""  # whose answers this one may continue from, where `settings.keeps_kv`
     on_timing: Callable[[StepTiming], None] | None = None  # told of every token's way round
     on_stages: Callable[[tuple[Placed, ...]], None] | None = None  # told who takes part, again after each change
 
@@ -106,7 +104,6 @@ class PipelineOrchestrator:
     ) -> None:
         self.store = ShardStore()
         self.traces = Traces()
-        self._conversations = Conversations()
         self.max_concurrent_pipelines = most
         self._node, self._links, self._send, self._metrics = node, links, send, metrics
         self._running: list[Running] = []
@@ -229,8 +226,8 @@ class PipelineOrchestrator:
         if len(self._running) >= self.max_concurrent_pipelines:
             raise ShardUnavailable(f"all {self.max_concurrent_pipelines} pipelines are in use")
         self._started += 1
-        loop = asyncio.get_running_loop()
         running = Running(self._generation(request, params), params.label or str(self._started))
+        loop = asyncio.get_running_loop()
         trace = self.traces.begin(running.label, request.model, time.perf_counter())
         self._watch_timings(running, trace)
         self._running.append(running)
@@ -257,29 +254,10 @@ class PipelineOrchestrator:
             self.traces.end(trace, time.perf_counter())
             running.generation.cancel()
             self._carry_out(running)
-            self._remember(running.generation, params.scope, loop.time())
             self._running.remove(running)
             self.store.end_streams(nodes, request.weights_sha256)
             if running.timer is not None:
                 running.timer.cancel()
-
-    def _remember(self, generation: Generation, scope: str, now_s: float) -> None:
-        if generation.has_kept_kv:
-            self._conversations.put(
-                scope, generation.request, tuple(generation.tokens), generation.stages, generation.sessions, now_s
-            )
-
-    def _beginning(self, request: GenerationRequest, params: DistributedChatParams) -> Beginning | None:
-        """What an earlier answer has left of this prompt, on shards that are still there and have room."""
-        if not params.settings.keeps_kv or params.pipeline or params.own_layers:
-            return None
-        candidates = [
-            candidate
-            for candidate in self._candidates(request, params.fallback_to_local, params.allow_self_as_shard)
-            if not candidate.is_full and self._is_reachable(candidate.node)
-        ]
-        found = self._conversations.find(params.scope, request, asyncio.get_running_loop().time())
-        return next((each for each in found if are_offered(each.stages, candidates)), None)
 
     def pipeline_for(self, request: GenerationRequest, params: DistributedChatParams) -> list[Placed]:
         """The shards that a request would use. Raises ShardUnavailable with what is missing."""
@@ -333,10 +311,8 @@ class PipelineOrchestrator:
             rules = RouteRules(max_shards=params.max_shards_per_request)
             return quickest_replacements(kept, reachable, excluded, request.layer_count, rules)
 
-        beginning = self._beginning(request, params)
-        pipeline = self.pipeline_for(request, params) if beginning is None else beginning.stages
-        resumes = beginning.resumes() if beginning is not None else ()
-        generation = Generation(request, pipeline, repick, params.settings, lambda: os.urandom(16), self._node, resumes)
+        pipeline = self.pipeline_for(request, params)
+        generation = Generation(request, pipeline, repick, params.settings, lambda: os.urandom(16), self._node)
         if params.on_timing is not None:
             generation.on_timing = params.on_timing
         return generation

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from potluck.planner.cover import Placed
-from potluck.wire.messages import Resume
 
 
 @dataclass
@@ -22,8 +21,6 @@ class HeadStage:
     is_asked: bool = False
     is_empty: bool = True
     has_outbox: bool = True
-    resume: Resume | None = None  # positions of an earlier answer that it may still have
-    resumed: int = 0  # of these, those that it has said to begin with, until all stages have agreed
     is_lost: bool = False  # and waits for a replacement, which may be the same node, come back with nothing
 
     @property

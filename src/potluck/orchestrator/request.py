@@ -22,7 +22,6 @@ class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True):
     uses_ring: bool = True
     ring_credits: int = RING_CREDIT_TOKENS
     keeps_outbox: bool = True
-    keeps_kv: bool = False  # shards may keep what an answer leaves behind, for the next one that begins like it
     probe_after_s: float = 0.25  # without progress; or six times the usual step, whichever is longer
     probe_patience_s: float = 0.5  # a daemon that does not answer for so long is gone
     worker_patience_s: float = 0.5  # a worker that is silent for so long at work is frozen

@@ -8,7 +8,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from potluck.shard.kept import KeptSessions
 from potluck.shard.outbox import Outbox
 from potluck.shard.sessions import Phase, ShardSession, Waiting
 from potluck.shard.settings import ShardSettings, ShardState, objection
@@ -118,7 +117,6 @@ class ShardCore:
         self._closed: OrderedDict[bytes, None] = (
             OrderedDict()
         )  # the last few, so that a late OPEN cannot bring one back
-        self._kept = KeptSessions(settings.kept_sessions, settings.keep_s)
         self._postponed: list[ShardSession] = []  # opened while the shard was being loaded
         self._step_us = 0
         self._idle_since_s = 0.0
@@ -144,11 +142,6 @@ class ShardCore:
     @property
     def session_count(self) -> int:
         return len(self._sessions)
-
-    @property
-    def kept_count(self) -> int:
-        """Closed sessions whose KV the worker still has, unless it needed the room."""
-        return len(self._kept)
 
     @property
     def outbox_bytes(self) -> int:
@@ -179,7 +172,7 @@ class ShardCore:
     def _on_order(self, session: ShardSession, message: Message, now_s: float) -> None:
         """What only the session's head may say."""
         if isinstance(message, Close):
-            self._drop(session, now_s, keeps=message.keeps)
+            self._drop(session, now_s)
         elif isinstance(message, ShardLost):
             self._on_shard_lost(message)
         elif session.phase is not Phase.ACTIVE:
@@ -201,7 +194,6 @@ class ShardCore:
 
     def on_node_lost(self, node: bytes, now_s: float) -> None:
         """The link to a node broke, or it could not be reached: its own sessions end, others' heads learn about it."""
-        self._let_go(self._kept.take_those_of(node))
         for session in list(self._sessions.values()):
             if session.head == node:
                 self._drop(session, now_s)
@@ -227,7 +219,6 @@ class ShardCore:
             self._send(sender, None, Refused(message.session, message.epoch, *problem))
             return
         session = ShardSession.of(message, sender)
-        session.resume = message.resume if self._kept.may_resume(message.resume, sender, now_s) else None
         self._sessions[session.id] = session
         if self._is_loaded:
             self._open_in_worker(session)
@@ -236,18 +227,13 @@ class ShardCore:
             self.load()
 
     def _open_in_worker(self, session: ShardSession) -> None:
-        self._work(
-            OpenSession(
-                session.id, session.stage, session.positions, session.boundaries, session.sampler, session.resume
-            )
-        )  # fmt: skip
+        self._work(OpenSession(session.id, session.stage, session.positions, session.boundaries, session.sampler))
 
-    def _activate(self, session: ShardSession, length: int) -> None:
+    def _activate(self, session: ShardSession) -> None:
         session.phase = Phase.ACTIVE
-        session.length_in = session.length_out = length
-        if session.keeps_outbox and not session.stage.has_output and length == 0:
-            self._outbox.open(session.id)  # one that lacks the beginning could feed nobody
-        self._send(session.head, None, Opened(session.id, session.epoch, length))
+        if session.keeps_outbox and not session.stage.has_output:
+            self._outbox.open(session.id)
+        self._send(session.head, None, Opened(session.id, session.epoch))
 
     # ------------------------------------------------------------ steps
 
@@ -370,7 +356,7 @@ class ShardCore:
         if session is None or session.phase is not Phase.OPENING:
             return  # closed meanwhile; the worker has been told
         if isinstance(message, SessionOpened):
-            self._activate(session, message.length)
+            self._activate(session)
         else:
             self._refuse(session, message.code, message.message)
 
@@ -390,11 +376,9 @@ class ShardCore:
             self._forget(session)
         self._batches.clear()
         self._postponed = []
-        self._kept.clear()
 
     def evict_if_idle(self, now_s: float) -> bool:
         """Unloads where nobody has used the shard for long; it stays on offer and loads again at the next OPEN."""
-        self._let_go(self._kept.take_expired(now_s))
         is_idle = self._is_loaded and not self._sessions and now_s - self._idle_since_s >= self.settings.eviction_idle_s
         if is_idle:
             self.evict()
@@ -405,7 +389,6 @@ class ShardCore:
         if self._is_loaded and not self._sessions:
             self._is_loaded = False
             self._batches.clear()  # of sessions that are gone; the worker ends without an answer
-            self._kept.clear()
             self._work(Unload(self.settings.stage))
 
     def _on_batch_done(self, message: BatchDone, body: bytes, now_s: float) -> None:
@@ -566,21 +549,14 @@ class ShardCore:
             sender, None, Probed(message.session, message.nonce, is_known, worker_idle_us, position_in, position_out)
         )
 
-    def _drop(self, session: ShardSession, now_s: float, *, keeps: bool = False) -> None:
+    def _drop(self, session: ShardSession, now_s: float) -> None:
         if not self._forget(session):
             return
-        self._idle_since_s = now_s
         if session in self._postponed:
             self._postponed.remove(session)
-        elif keeps and session.phase is Phase.ACTIVE and self.settings.kept_sessions > 0:
-            self._work(CloseSession(session.id, keeps=True))
-            self._let_go(self._kept.put(session.id, session.head, now_s))
         else:
             self._work(CloseSession(session.id))
-
-    def _let_go(self, kept: list[bytes]) -> None:
-        for session in kept:
-            self._work(CloseSession(session))
+        self._idle_since_s = now_s
 
     def _forget(self, session: ShardSession) -> bool:
         """Takes a session off every table; False where it was gone already."""

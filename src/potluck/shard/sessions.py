@@ -4,7 +4,7 @@ import enum
 from collections import deque
 from dataclasses import dataclass, field
 
-from potluck.wire.messages import Boundary, Codec, Hop, Neighbour, Open, Resume, Sampler, Stage, Step, Wiring
+from potluck.wire.messages import Boundary, Codec, Hop, Neighbour, Open, Sampler, Stage, Step, Wiring
 
 
 class Phase(enum.Enum):
@@ -43,7 +43,6 @@ class ShardSession:
     is_running: bool = False
     cuts: int = 0  # how often it was cut back; what was computed before the last time is void
     credits: int = 0
-    resume: Resume | None = None  # what it begins with, of a session that was kept
     held_token: Waiting | None = None  # chosen, and waiting for the ring's credit
 
     @classmethod

@@ -20,8 +20,6 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     batch_tokens: int = 256  # of prompts, in one batch
     replay_rows: int = 128  # in one replayed step
     eviction_idle_s: float = 600.0
-    kept_sessions: int = 16  # that were closed and may be resumed; 0: none
-    keep_s: float = 600.0
     is_spare: bool = False
 
 

@@ -40,18 +40,11 @@ class HashSession:
     """Keys and values are a chain per layer: chain[layer][p] covers positions 0 … p."""
 
     def __init__(self, stage: Stage, boundaries: tuple[Boundary, ...], sampler: Sampler | None) -> None:
-        self.stage, self.boundaries, self.sampler = stage, boundaries, sampler
+        self.stage, self.sampler = stage, sampler
         self.codecs = {boundary.layer: boundary.codec for boundary in boundaries}
         self.chains: dict[int, list[int]] = {layer: [] for layer in range(stage.start, stage.stop)}
         self.length = 0
         self.history = list(sampler.history) if sampler is not None else []
-
-    def resumed(self, length: int, sampler: Sampler | None) -> "HashSession":
-        """Another session that begins with what this one has, up to `length`."""
-        twin = HashSession(self.stage, self.boundaries, sampler)
-        twin.length = min(length, self.length)
-        twin.chains = {layer: chain[: twin.length] for layer, chain in self.chains.items()}
-        return twin
 
     def truncate(self, length: int, sampler: Sampler | None) -> None:
         self.length = length

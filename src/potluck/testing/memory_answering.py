@@ -124,7 +124,7 @@ class MemoryModel:
         if self.refusal is not None:
             raise self.refusal
 
-    def start(self, request: GenerationRequest, label: str = "", scope: str = "") -> MemoryAnswer:
+    def start(self, request: GenerationRequest, label: str = "") -> MemoryAnswer:
         return MemoryAnswer(self, request)
 
 

@@ -5,7 +5,7 @@ delay, hold back and lose what they carry, and workers that hash. What happens t
 import heapq
 import itertools
 import random
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -85,11 +85,9 @@ class Sleeper:
 class SimWorker:
     """Hash sessions behind the worker protocol; computing takes simulated time."""
 
-    def __init__(self, clock: Clock, tell: Callable[[FromWorker, bytes], None], speed: float, most_kept: int) -> None:
+    def __init__(self, clock: Clock, tell: Callable[[FromWorker, bytes], None], speed: float) -> None:
         self._clock, self._tell, self._speed = clock, tell, speed
         self.sessions: dict[bytes, HashSession] = {}
-        self.kept: OrderedDict[bytes, HashSession] = OrderedDict()
-        self._most_kept = most_kept
         self.is_alive = True
         self.sleeper = Sleeper(clock)
         self.sign_of_life_s = 0.0
@@ -114,32 +112,16 @@ class SimWorker:
         if isinstance(message, Load):
             return Loaded(message.stage, 0, 0, int(self._speed * 1e6)), b""
         if isinstance(message, OpenSession):
-            session = self.sessions[message.session] = self._open(message)
-            return SessionOpened(message.session, session.length), b""
+            self.sessions[message.session] = HashSession(message.stage, message.boundaries, message.sampler)
+            return SessionOpened(message.session), b""
         if isinstance(message, TruncateSession):
             if message.session in self.sessions:
                 self.sessions[message.session].truncate(message.length, message.sampler)
         elif isinstance(message, CloseSession):
-            self._close(message)
+            self.sessions.pop(message.session, None)
         elif isinstance(message, RunBatch):
             return self._batch(message, body)
         return None
-
-    def _open(self, message: OpenSession) -> HashSession:
-        resume = message.resume
-        kept = self.kept.get(resume.session) if resume is not None else None
-        if resume is None or kept is None or (kept.stage, kept.boundaries) != (message.stage, message.boundaries):
-            return HashSession(message.stage, message.boundaries, message.sampler)
-        return kept.resumed(resume.length, message.sampler)
-
-    def _close(self, message: CloseSession) -> None:
-        session = self.sessions.pop(message.session, None)
-        if session is None:
-            self.kept.pop(message.session, None)
-        elif message.keeps:
-            self.kept[message.session] = session
-            while len(self.kept) > self._most_kept:  # it needs the room, and tells nobody
-                self.kept.popitem(last=False)
 
     def _batch(self, message: RunBatch, body: bytes) -> tuple[FromWorker, bytes]:
         outputs, bodies, offset = [], [], 0
@@ -163,7 +145,6 @@ class ShardPlan:
     streams: int = 16
     is_loaded: bool = True
     eviction_idle_s: float = 600.0
-    most_kept: int = 16  # closed sessions, in the worker, whatever the daemon believes
     core: type[ShardCore] = ShardCore
 
 
@@ -175,7 +156,7 @@ class SimShard:
         settings = ShardSettings(
             model=MODEL, weights_sha256=WEIGHTS, arithmetic=ARITHMETIC, layer_count=plan.layers, hidden_size=1, stage=plan.stage,
             max_concurrent_streams=plan.streams, outbox_budget_bytes=plan.outbox_bytes, replay_rows=8,
-            eviction_idle_s=plan.eviction_idle_s, kept_sessions=2, keep_s=5.0,
+            eviction_idle_s=plan.eviction_idle_s,
         )  # fmt: skip
         self.core = plan.core(plan.node, settings, row_bytes)
         self.worker: SimWorker | None = None
@@ -196,16 +177,14 @@ class SimShard:
             return ""
         if self.core.session_count or self.core.outbox_bytes or self.core.state.queue_depth:
             return f"{self.core!r}, {self.core.outbox_bytes} outbox bytes, {self.core.state}"
-        if self.worker is not None and (self.worker.sessions or self.worker.kept or self.core.kept_count):
-            return f"KV of {len(self.worker.sessions)} sessions, {len(self.worker.kept)} kept"
+        if self.worker is not None and self.worker.sessions:
+            return f"KV of {len(self.worker.sessions)} sessions"
         return ""
 
     def _start_worker(self) -> None:
         if not self.is_alive or self.worker is not None:
             return
-        worker = SimWorker(
-            self.world.clock, lambda message, body: self._heard(worker, message, body), self.speed, self.plan.most_kept
-        )
+        worker = SimWorker(self.world.clock, lambda message, body: self._heard(worker, message, body), self.speed)
         worker.sign_of_life_s = self.world.clock.now_s
         self.worker = worker
         worker.do(Load(self.stage), b"")
@@ -303,12 +282,10 @@ class SimHead:
     pauses_at_s: float = float("inf")
     pause_s: float = 0.0
     ended_s: float | None = None
-    follow_up: Callable[[], None] | None = None  # what its end gives rise to
     frames: list[StreamFrame] = field(default_factory=list)
     _wakes_at_s: float = float("inf")
 
     def start(self) -> None:
-        self.world.heads[self.node] = self
         self.generation.start(self.world.clock.now_s)
         self.carry_out()
 

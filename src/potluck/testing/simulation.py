@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from potluck.core.grammar import Grammar
 from potluck.core.sampling_params import SamplingParams
-from potluck.orchestrator.conversations import Conversations
 from potluck.orchestrator.frames import (
     Finished,
     PipelineAborted,
@@ -92,7 +91,7 @@ def build(seed: int, parts: Parts | None = None) -> Scenario:
         stage = Stage(lo, hi, lo == 0, hi == layers)
         plan = ShardPlan(
             node_id(number), stage, layers, draw.uniform(0.0005, 0.003), outbox_bytes, 16 if is_last else streams,
-            not is_spare or draw.random() < 0.7, draw.choice([600.0, 1.0]), draw.choice([16, 16, 16, 1, 0]), parts.core,
+            not is_spare or draw.random() < 0.7, draw.choice([600.0, 1.0]), parts.core,
         )  # fmt: skip
         world.shards[plan.node] = SimShard(world, plan)
         scenario.candidates.append(Candidate(plan.node, f"sim:{number}", stage, int(is_spare)))
@@ -113,40 +112,14 @@ def _spares(stages: Sequence[tuple[int, int]], layers: int, draw: random.Random)
 
 
 def _add_head(scenario: Scenario, node: bytes, parts: Parts) -> None:
-    draw, layers = scenario.world.random, scenario.layers
-    prompt = tuple(draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 30)))
-    boundaries = tuple(
-        Boundary(layer, draw.choice(["fp16", "int8"])) for layer in range(1, layers) if draw.random() < 0.2
-    )
-    head = _new_head(scenario, node, parts, prompt, boundaries, None)
-    if draw.random() < 0.5:
-        head.follow_up = lambda: _ask_again(scenario, head, parts)
-
-
-def _ask_again(scenario: Scenario, before: SimHead, parts: Parts) -> None:
-    """The same head asks on: its prompt begins as the answer before it did, wholly or in part, on the shards that have it."""
-    draw, generation = scenario.world.random, before.generation
-    length = draw.randint(1, len(generation.tokens))
-    more = tuple(draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 10)))
-    prompt = (*generation.tokens[:length], *more)
-    conversations = Conversations()
-    if generation.has_kept_kv:
-        now_s = scenario.world.clock.now_s
-        conversations.put(
-            "", generation.request, tuple(generation.tokens), generation.stages, generation.sessions, now_s
-        )
-    head = _new_head(scenario, before.node, parts, prompt, generation.request.boundaries, conversations)
-    scenario.world.clock.after(draw.choice([0.0, 0.05, 6.0]), head.start)
-
-
-def _new_head(
-    scenario: Scenario, node: bytes, parts: Parts, prompt: tuple[int, ...], boundaries: tuple[Boundary, ...],
-    conversations: Conversations | None,
-) -> SimHead:  # fmt: skip
     world, draw, layers = scenario.world, scenario.world.random, scenario.layers
+    prompt = tuple(draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 30)))
     count = draw.randint(4, 24) if draw.random() < 0.95 else 0
     grammar = Grammar("regex", "classes") if draw.random() < 0.3 else None
     prompt_logprobs = draw.choice([0, 1, 3]) if count == 0 or draw.random() < 0.3 else None
+    boundaries = tuple(
+        Boundary(layer, draw.choice(["fp16", "int8"])) for layer in range(1, layers) if draw.random() < 0.2
+    )
     params = SamplingParams(temperature=1.0, seed=draw.randrange(1 << 32))
     eos = (draw.randrange(VOCABULARY),)
     request = GenerationRequest(
@@ -157,22 +130,18 @@ def _new_head(
     settings = GenerationSettings(
         prefill_chunk=draw.choice([1, 4, 16]), prefill_window=draw.choice([1, 2, 4]), uses_ring=draw.random() < 0.5,
         ring_credits=draw.choice([1, 4, 16]), keeps_outbox=draw.random() < 0.8, holder_wait_s=30.0, stall_timeout_s=5.0,
-        keeps_kv=draw.random() < 0.8,
     )  # fmt: skip
-    found = conversations.find("", request, world.clock.now_s) if conversations is not None else []
-    pipeline = found[0].stages if found else greedy_cover(scenario.candidates, Stage(0, layers, True, True))
+    pipeline = greedy_cover(scenario.candidates, Stage(0, layers, True, True))
     assert pipeline is not None
     ids = (draw.randbytes(16) for _ in itertools.count())
-    generation = parts.generation(
-        request, pipeline, _repick(scenario), settings, lambda: next(ids), node, found[0].resumes() if found else ()
-    )
+    generation = parts.generation(request, pipeline, _repick(scenario), settings, lambda: next(ids), node)
     sampler = Sampler(params, 0, len(prompt), prompt, eos, len(prompt) + count, grammar, prompt_logprobs)
     head = SimHead(
         world, node, generation, undisturbed(prompt, layers, count, sampler, boundaries, eos),
         draw.choice([0.0, 0.0, 0.002]), draw.choice([float("inf"), float("inf"), draw.uniform(0.1, 0.3)]), 12.0,
     )  # fmt: skip
+    world.heads[node] = head
     scenario.heads.append(head)
-    return head
 
 
 def _repick(scenario: Scenario) -> Repick:
@@ -259,8 +228,8 @@ def run_seed(
     world, heads = scenario.world, scenario.heads
     if tell is not None:
         world.tell = lambda text: tell(f"{world.clock.now_s:9.4f} {text}")
-    world.on_ended = lambda head: _on_ended(scenario, head)
-    for head in list(heads):
+    world.on_ended = lambda head: world.clock.after(_FREED_WITHIN_S, lambda: _check_freed(scenario, head))
+    for head in heads:
         world.clock.at(world.random.uniform(0.1, 0.15), head.start)
     _keep_house(scenario)
     is_done = world.clock.run(lambda: all(head.generation.is_ended for head in heads), 300.0)
@@ -276,12 +245,6 @@ def run_seed(
     pauses = [f.pause_ms / 1000 for head in heads for f in head.frames if isinstance(f, ShardFailover)]
     failovers = sum(head.generation.failovers for head in heads)
     return Outcome(seed, "; ".join(scenario.problems), failovers, faults, max(pauses, default=0.0))
-
-
-def _on_ended(scenario: Scenario, head: SimHead) -> None:
-    scenario.world.clock.after(_FREED_WITHIN_S, lambda: _check_freed(scenario, head))
-    if head.follow_up is not None:
-        head.follow_up()
 
 
 def _keep_house(scenario: Scenario) -> None:

@@ -99,13 +99,6 @@ class Wiring(msgspec.Struct, frozen=True, array_like=True):
     stages: Annotated[int, Meta(ge=1, le=MAX_STAGES)]  # shards in the pipeline, for the size of batches
 
 
-class Resume(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Begin with up to `length` positions of a session that the same head has closed and let the shard keep."""
-
-    session: SessionId
-    length: Position
-
-
 class Open(_Message, frozen=True, tag="open"):
     session: SessionId
     epoch: Epoch
@@ -118,15 +111,11 @@ class Open(_Message, frozen=True, tag="open"):
     boundaries: Annotated[tuple[Boundary, ...], Meta(max_length=64)] = ()
     sampler: Sampler | None = None
     keeps_outbox: bool = True
-    resume: Resume | None = None
 
 
 class Opened(_Message, frozen=True, tag="opened"):
-    """`length`: positions that it begins with; fewer than were asked for where the shard has let go of what it kept."""
-
     session: SessionId
     epoch: Epoch
-    length: Position = 0
 
 
 class Refused(_Message, frozen=True, tag="refused"):
@@ -223,13 +212,9 @@ class Credit(_Message, frozen=True, tag="credit"):
 
 
 class Close(_Message, frozen=True, tag="close"):
-    """Frees the session; also how a generation is cancelled. Not answered: it cannot fail.
-
-    `keeps`: its KV may be kept for a while, and given up whenever the room is needed, for an OPEN that resumes it.
-    """
+    """Frees the session; also how a generation is cancelled. Not answered: it cannot fail."""
 
     session: SessionId
-    keeps: bool = False
 
 
 class ShardLost(_Message, frozen=True, tag="shard_lost"):

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from potluck.wire.messages import Boundary, Codec, Name, Position, Resume, Sampler, SessionId, Stage, Text, Token
+from potluck.wire.messages import Boundary, Codec, Name, Position, Sampler, SessionId, Stage, Text, Token
 
 
 class _Work(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -39,7 +39,6 @@ class OpenSession(_Work, frozen=True, tag="open_session"):
     positions: Position
     boundaries: Annotated[tuple[Boundary, ...], Meta(max_length=64)]
     sampler: Sampler | None
-    resume: Resume | None = None
 
 
 class WorkItem(msgspec.Struct, frozen=True, array_like=True):
@@ -72,10 +71,7 @@ class TruncateSession(_Work, frozen=True, tag="truncate_session"):
 
 
 class CloseSession(_Work, frozen=True, tag="close_session"):
-    """`keeps`: its KV stays, as long as there is room, for a session that resumes it; a second close ends that."""
-
     session: SessionId
-    keeps: bool = False
 
 
 class Ping(_Work, frozen=True, tag="ping"):
@@ -103,7 +99,6 @@ class LoadFailed(_Work, frozen=True, tag="load_failed"):
 
 class SessionOpened(_Work, frozen=True, tag="session_opened"):
     session: SessionId
-    length: Position = 0  # positions that it begins with
 
 
 class SessionRefused(_Work, frozen=True, tag="session_refused"):

@@ -98,20 +98,10 @@ class LoadedStages:
             loaded = self._build_end(stage)
         if loaded is None:
             raise BadRequest(f"{stage_name(stage)} is not loaded here")
-        self._share_budget(loaded.engine)
+        others = sum(each.engine.kv.reserved_bytes for each in self._loaded if each is not loaded)
+        kv = loaded.engine.kv
+        kv.budget_bytes = min(kv.capacity_bytes, self._settings.kv_budget_bytes - others)
         return loaded.engine, loaded.engine.open(positions, layers_of(stage))
-
-    def fork(self, engine: ShardEngine, session: int, length: int, positions: int) -> tuple[ShardEngine, int]:
-        """A session that begins with `length` positions of another one, and has room for `positions`. Raises as `open`."""
-        self._share_budget(engine)
-        number = engine.fork(session, positions)
-        engine.truncate(number, length)
-        return engine, number
-
-    def _share_budget(self, engine: ShardEngine) -> None:
-        """All engines have one budget: each may use what the others have not reserved."""
-        others = sum(each.engine.kv.reserved_bytes for each in self._loaded if each.engine is not engine)
-        engine.kv.budget_bytes = min(engine.kv.capacity_bytes, self._settings.kv_budget_bytes - others)
 
     def _around(self, stage: Stage) -> LoadedStage | None:
         """The narrowest engine around `stage`. A session without layers needs an engine without: None means all of them there."""

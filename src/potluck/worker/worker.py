@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from potluck.core.errors import BadRequest, PotluckError
 from potluck.engine.shard_engine import Notice, ShardEngine
-from potluck.wire.messages import Boundary, Sampler
+from potluck.wire.messages import Sampler
 from potluck.wire.work import (
     CloseSession,
     FromWorker,
@@ -21,7 +21,6 @@ from potluck.wire.work import (
 )
 from potluck.wire.worker_settings import WorkerSettings
 from potluck.worker.batch import BatchRunner
-from potluck.worker.kept import KeptSessions
 from potluck.worker.loaded_stages import LoadedStages, layers_of
 from potluck.worker.sampler import TokenChooser
 from potluck.worker.session import WorkerSession
@@ -37,7 +36,6 @@ class Worker:
         self.is_finished = False
         self._stages = LoadedStages(settings, notice)
         self._sessions: dict[bytes, WorkerSession] = {}
-        self._kept = KeptSessions(settings.kv_budget_bytes)
         self._batches = BatchRunner(self._sessions, settings.row_norm_limit)
 
     def __repr__(self) -> str:
@@ -52,7 +50,7 @@ class Worker:
         if isinstance(message, TruncateSession):
             self._truncate(message)
         elif isinstance(message, CloseSession):
-            self._close(message.session, keeps=message.keeps)
+            self._close(message.session)
         elif isinstance(message, Load):
             return [(self._load(message), ())]
         elif isinstance(message, Unload):
@@ -72,7 +70,6 @@ class Worker:
         refusals = []
         for engine in self._stages.unload(message.stage):
             refusals += self._end_sessions(engine)
-            self._kept.close_those_of(engine)
             engine.close()
         self.is_finished = len(self._stages) == 0
         return refusals
@@ -87,14 +84,13 @@ class Worker:
         try:
             if message.session in self._sessions:
                 raise BadRequest("that session is open already")
-            session = self._sessions[message.session] = self._new_session(message)
+            self._sessions[message.session] = self._new_session(message)
         except PotluckError as error:
             return SessionRefused(message.session, error.code, str(error)[:_TEXT])
-        return SessionOpened(message.session, session.engine.length(session.number))
+        return SessionOpened(message.session)
 
     def _new_session(self, message: OpenSession) -> WorkerSession:
-        lossy = tuple(boundary for boundary in message.boundaries if boundary.codec != "fp32")
-        engine, number = self._kept.give_way(lambda: self._reserve(message, lossy))
+        engine, number = self._stages.open(message.stage, message.positions)
         try:
             chooser = None
             if message.sampler is not None and message.stage.has_output:
@@ -102,16 +98,8 @@ class Worker:
         except PotluckError:
             engine.close_session(number)
             raise
+        lossy = tuple(boundary for boundary in message.boundaries if boundary.codec != "fp32")
         return WorkerSession(engine, number, message.stage, layers_of(message.stage), message.positions, lossy, chooser)
-
-    def _reserve(self, message: OpenSession, lossy: tuple[Boundary, ...]) -> tuple[ShardEngine, int]:
-        """A session in an engine, with what is left of the one that it resumes."""
-        resume = message.resume
-        kept = self._kept.get(resume.session) if resume is not None else None
-        if resume is None or kept is None or (kept.stage, kept.boundaries) != (message.stage, lossy):
-            return self._stages.open(message.stage, message.positions)
-        length = min(resume.length, kept.engine.length(kept.number), message.positions)
-        return self._stages.fork(kept.engine, kept.number, length, message.positions)
 
     def _truncate(self, message: TruncateSession) -> None:
         session = self._sessions.get(message.session)
@@ -121,13 +109,9 @@ class Worker:
         if message.sampler is not None and session.stage.has_output:
             session.chooser = self._chooser_or_none(message.sampler, session.engine)
 
-    def _close(self, session_id: bytes, *, keeps: bool = False) -> None:
+    def _close(self, session_id: bytes) -> None:
         session = self._sessions.pop(session_id, None)
-        if session is None:
-            self._kept.close(session_id)
-        elif keeps:
-            self._kept.put(session_id, session)
-        else:
+        if session is not None:
             session.close()
 
     def _chooser(self, sampler: Sampler, engine: ShardEngine) -> TokenChooser:

@@ -123,20 +123,6 @@ def test_closing_in_any_order_gives_everything_back() -> None:
         assert (cache.reserved_bytes, cache.used_bytes) == (0, 0)
 
 
-def test_a_trimmed_session_keeps_what_it_has_and_gives_the_rest_back() -> None:
-    cache = cache_of(4)
-    session = filled(cache, 65, room=250)
-    before = cache.export(session, 0, LAYERS)
-    assert cache.reserved_bytes == 4 * PAGE_BYTES
-    cache.trim(session)
-    assert cache.reserved_bytes == 2 * PAGE_BYTES
-    child = cache.fork(session, 70)
-    assert all(map(np.array_equal, cache.export(child, 0, LAYERS), before))
-    cache.close(session)
-    cache.close(child)
-    assert (cache.reserved_bytes, cache.used_bytes) == (0, 0)
-
-
 def test_a_fork_needs_room_in_the_budget_too() -> None:
     cache = cache_of(3)
     parent = filled(cache, 100)
