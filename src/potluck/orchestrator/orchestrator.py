@@ -7,6 +7,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -21,14 +22,26 @@ from potluck.orchestrator.frames import (
     TokenDelta,
 )
 from potluck.orchestrator.generation import Generation, GenerationRequest, GenerationSettings, Phase, StepTiming
+from potluck.orchestrator.reuse import Kept, KeptPipelines, Resumption, ReuseKey, reuse_key
 from potluck.orchestrator.routing import ShardStore
 from potluck.orchestrator.tracing import GenerationTrace, Traces
 from potluck.orchestrator.watching import StageTimings, Watched
 from potluck.planner.cover import Candidate, Placed, check_tiling, cover_around
-from potluck.planner.route import RouteRules, quickest_around, quickest_replacements
+from potluck.planner.route import RouteRules, are_held, quickest_around, quickest_replacements
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
-from potluck.wire.messages import Describe, Described, Failed, GetTokenizer, Message, Opened, Stage, TokenizerData
+from potluck.wire.messages import (
+    Boundary,
+    Close,
+    Describe,
+    Described,
+    Failed,
+    GetTokenizer,
+    Message,
+    Opened,
+    Stage,
+    TokenizerData,
+)
 
 _ANSWER_TIMEOUT_S = 5.0
 _RETRY_S = 0.5
@@ -43,6 +56,9 @@ class DistributedChatParams(msgspec.Struct, frozen=True, kw_only=True):
     own_layers: tuple[Stage, ...] = ()  # this node's own ends of the model, which it serves itself
     pipeline: tuple[Placed, ...] = ()  # exactly these stages, instead of a choice
     allow_self_as_shard: bool = False  # whether this node's own shards count as any other's
+    activation_dtype: Literal["auto", "fp32", "fp16", "int8"] = (
+        "auto"  # between stages, where a request names no boundaries
+    )
     label: str = ""  # what people see the request as
     on_timing: Callable[[StepTiming], None] | None = None  # told of every token's way round
     on_stages: Callable[[tuple[Placed, ...]], None] | None = None  # told who takes part, again after each change
@@ -75,8 +91,10 @@ class Running:
                 metrics.fallback_to_local.inc()
         elif isinstance(frame, ShardStatus) and frame.code == "shard_corruption":
             metrics.shard_corruption_detected.labels(node=frame.node[:16]).inc()
-        elif isinstance(frame, Finished) and self._tokens > 1:
-            metrics.tokens_per_second.set((self._tokens - 1) / max(now - self._first_s, 1e-9))
+        elif isinstance(frame, Finished):
+            metrics.reused_tokens.inc(frame.reused_tokens)
+            if self._tokens > 1:
+                metrics.tokens_per_second.set((self._tokens - 1) / max(now - self._first_s, 1e-9))
 
     def watched(self) -> Watched:
         generation, now = self.generation, asyncio.get_running_loop().time()
@@ -104,6 +122,7 @@ class PipelineOrchestrator:
     ) -> None:
         self.store = ShardStore()
         self.traces = Traces()
+        self._kept = KeptPipelines()
         self.max_concurrent_pipelines = most
         self._node, self._links, self._send, self._metrics = node, links, send, metrics
         self._running: list[Running] = []
@@ -253,8 +272,35 @@ class PipelineOrchestrator:
             running.generation.cancel()
             self._carry_out(running)
             self._running.remove(running)
+            self._keep(running.generation, reuse_key(request, params.activation_dtype))
             if running.timer is not None:
                 running.timer.cancel()
+
+    def _keep(self, generation: Generation, key: ReuseKey) -> None:
+        if generation.kept is None:
+            return
+        now_s = asyncio.get_running_loop().time()
+        for old in self._kept.put(key, generation.kept, now_s):
+            for placed, session in zip(old.stages, old.sessions, strict=True):
+                self._send(SendTo(placed.node, None, Close(session)))
+
+    def _resumption(self, request: GenerationRequest, params: DistributedChatParams) -> Resumption | None:
+        """The pipeline of an earlier turn, where all its shards are still there and would be chosen among."""
+        if not params.settings.keeps_kv or request.prompt_logprobs is not None:
+            return None
+        now_s = asyncio.get_running_loop().time()
+        candidates = self._candidates(request, params.fallback_to_local, params.allow_self_as_shard)
+        own = [Placed(self._node, "", stage) for stage in params.own_layers]
+        fit = [c for c in candidates if self._is_reachable(c.node) and not self.store.is_suspect(c.node, now_s)]
+
+        def is_usable(kept: Kept) -> bool:
+            if params.pipeline and params.pipeline != kept.stages:
+                return False
+            is_own_kept = all(placed in kept.stages for placed in own)
+            others = [placed for placed in kept.stages if placed not in own]
+            return is_own_kept and len(kept.stages) <= params.max_shards_per_request and are_held(others, fit)
+
+        return self._kept.find(reuse_key(request, params.activation_dtype), request.prompt, now_s, is_usable)
 
     def pipeline_for(self, request: GenerationRequest, params: DistributedChatParams) -> list[Placed]:
         """The shards that a request would use. Raises ShardUnavailable with what is missing."""
@@ -307,8 +353,16 @@ class PipelineOrchestrator:
             rules = RouteRules(max_shards=params.max_shards_per_request)
             return quickest_replacements(kept, reachable, excluded, request.layer_count, rules)
 
-        pipeline = self.pipeline_for(request, params)
-        generation = Generation(request, pipeline, repick, params.settings, lambda: os.urandom(16), self._node)
+        resumption = self._resumption(request, params)
+        if resumption is None:
+            pipeline: Sequence[Placed] = self.pipeline_for(request, params)
+            request = _rounded(request, pipeline, params.activation_dtype)
+        else:
+            pipeline = resumption.kept.stages
+            request = msgspec.structs.replace(request, boundaries=resumption.kept.boundaries)
+        generation = Generation(
+            request, pipeline, repick, params.settings, lambda: os.urandom(16), self._node, resumption
+        )
         if params.on_timing is not None:
             generation.on_timing = params.on_timing
         return generation
@@ -329,6 +383,7 @@ class PipelineOrchestrator:
         self.store.suspect(node, asyncio.get_running_loop().time())
 
     def on_lost(self, node: bytes, reason: str) -> None:
+        self._kept.forget(node)
         now = asyncio.get_running_loop().time()
         for running in list(self._running):
             running.generation.on_lost(node, reason, now)
@@ -354,3 +409,11 @@ class PipelineOrchestrator:
         if self._retrying is not None:
             self._retrying.cancel()
             await asyncio.gather(self._retrying, return_exceptions=True)
+
+
+def _rounded(request: GenerationRequest, pipeline: Sequence[Placed], dtype: str) -> GenerationRequest:
+    """With a boundary wherever activations go over from one stage to the next; where they are exact none is needed."""
+    if request.boundaries or dtype not in ("fp16", "int8"):
+        return request
+    edges = tuple(Boundary(placed.stage.start, dtype) for placed in pipeline[1:])  # type: ignore[arg-type]
+    return msgspec.structs.replace(request, boundaries=edges)
