@@ -106,6 +106,7 @@ class Generation:
         self.counters: Counter[str] = Counter()
         self.on_timing: Callable[[StepTiming], None] = _ignore
         self._head = head
+        self._own_from_start = {placed.stage for placed in pipeline if placed.node == head}
         self._repick = repick
         self._new_session_id = new_session_id
         self._stages = [HeadStage(placed, new_session_id()) for placed in pipeline]
@@ -169,13 +170,18 @@ class Generation:
         return tuple(stage.placed for stage in self._stages)
 
     @property
+    def stage_names(self) -> tuple[str, ...]:
+        return tuple(stage.name for stage in self._stages)
+
+    @property
     def sessions(self) -> tuple[bytes, ...]:
         return tuple(stage.session for stage in self._stages)
 
     @property
-    def uses_own_copy(self) -> bool:
-        """Whether some stage runs on the head itself."""
-        return any(stage.placed.node == self._head for stage in self._stages)
+    def fell_back(self) -> bool:
+        """Whether the head itself runs some stage now that another ran before."""
+        own = {stage.placed.stage for stage in self._stages if stage.placed.node == self._head}
+        return bool(own - self._own_from_start)
 
     @property
     def is_ended(self) -> bool:

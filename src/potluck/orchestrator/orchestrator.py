@@ -23,6 +23,7 @@ from potluck.orchestrator.frames import (
 )
 from potluck.orchestrator.generation import Generation, GenerationRequest, GenerationSettings, Phase, StepTiming
 from potluck.orchestrator.reuse import Kept, KeptPipelines, Resumption, ReuseKey, reuse_key
+from potluck.orchestrator.router import ShardHealthTracker
 from potluck.orchestrator.routing import ShardStore
 from potluck.orchestrator.tracing import GenerationTrace, Traces
 from potluck.orchestrator.watching import StageTimings, Watched
@@ -63,6 +64,10 @@ class DistributedChatParams(msgspec.Struct, frozen=True, kw_only=True):
     on_timing: Callable[[StepTiming], None] | None = None  # told of every token's way round
     on_stages: Callable[[tuple[Placed, ...]], None] | None = None  # told who takes part, again after each change
 
+    @property
+    def own_place(self) -> Literal["last", "equal"]:
+        return "equal" if self.allow_self_as_shard else "last"
+
 
 class Running:
     """One generation and its reader."""
@@ -74,6 +79,7 @@ class Running:
         self.timer: asyncio.TimerHandle | None = None
         self._began_s = self._first_s = asyncio.get_running_loop().time()
         self._tokens = 0
+        self._has_fallen_back = False
 
     def note(self, frame: StreamFrame, metrics: Metrics) -> None:
         """Counts what a frame tells; nothing of its content."""
@@ -87,7 +93,8 @@ class Running:
         elif isinstance(frame, ShardFailover):
             metrics.failovers.inc()
             metrics.failover_pause_ms.observe(frame.pause_ms)
-            if self.generation.uses_own_copy:
+            if self.generation.fell_back and not self._has_fallen_back:
+                self._has_fallen_back = True
                 metrics.fallback_to_local.inc()
         elif isinstance(frame, ShardStatus) and frame.code == "shard_corruption":
             metrics.shard_corruption_detected.labels(node=frame.node[:16]).inc()
@@ -122,6 +129,7 @@ class PipelineOrchestrator:
     ) -> None:
         self.store = ShardStore()
         self.traces = Traces()
+        self.health = ShardHealthTracker()  # by "<node>:<lo>-<hi>", as the frames name shards
         self._kept = KeptPipelines()
         self.max_concurrent_pipelines = most
         self._node, self._links, self._send, self._metrics = node, links, send, metrics
@@ -144,13 +152,15 @@ class PipelineOrchestrator:
         """The generations that run now, oldest first."""
         return [running.watched() for running in self._running]
 
-    @staticmethod
-    def _watch_timings(running: Running, trace: GenerationTrace) -> None:
+    def _watch_timings(self, running: Running, trace: GenerationTrace) -> None:
         generation, tell = running.generation, running.generation.on_timing
+        loop = asyncio.get_running_loop()
 
         def note(timing: StepTiming) -> None:
             running.timings.note(timing)
             trace.step(timing, generation.stages, time.perf_counter())
+            for name, (compute_s, queue_s) in zip(generation.stage_names, timing.stages, strict=False):
+                self.health.note(name, (compute_s + queue_s) * 1000, loop.time())
             tell(timing)
 
         running.generation.on_timing = note
@@ -289,7 +299,7 @@ class PipelineOrchestrator:
         if not params.settings.keeps_kv or request.prompt_logprobs is not None:
             return None
         now_s = asyncio.get_running_loop().time()
-        candidates = self._candidates(request, params.fallback_to_local, params.allow_self_as_shard)
+        candidates = self._candidates(request, params.fallback_to_local, params.own_place)
         own = [Placed(self._node, "", stage) for stage in params.own_layers]
         fit = [c for c in candidates if self._is_reachable(c.node) and not self.store.is_suspect(c.node, now_s)]
 
@@ -309,47 +319,45 @@ class PipelineOrchestrator:
             if problem is not None:
                 raise BadRequest(problem)
             return list(params.pipeline)
-        candidates = self._candidates(request, params.fallback_to_local, params.allow_self_as_shard)
+        candidates = self._candidates(request, params.fallback_to_local, params.own_place)
         own = [Placed(self._node, "", stage) for stage in params.own_layers]
         reachable = [candidate for candidate in candidates if self._is_reachable(candidate.node)]
         rules = RouteRules(max_shards=params.max_shards_per_request)
         placed = quickest_around(reachable, own, request.layer_count, rules)
         placed = placed or quickest_around(candidates, own, request.layer_count, rules)
         if placed is None:
-            raise ShardUnavailable(self._why_not(request, candidates, own, params.max_shards_per_request))
+            raise self._why_not(request, candidates, own, params.max_shards_per_request)
         return placed
 
     def _why_not(
         self, request: GenerationRequest, candidates: list[Candidate], own: list[Placed], max_shards: int
-    ) -> str:
+    ) -> PotluckError:
         """Which rule stood in the way, where it was not a missing layer."""
         cover = cover_around(candidates, own, request.layer_count)
         if cover is None:
-            return self.store.explain_gap(request.model, request.weights_sha256, request.layer_count)
+            return self.store.gap(request.model, request.weights_sha256, request.layer_count)
         if len(cover) > max_shards:
-            return f"{len(cover)} shards would be needed; at most {max_shards} may be used"
-        return f"every holder of some layers of {request.model} has as many streams as it takes"
+            return ShardUnavailable(f"{len(cover)} shards would be needed; at most {max_shards} may be used")
+        return ShardUnavailable(f"every holder of some layers of {request.model} has as many streams as it takes")
 
     def _is_reachable(self, node: bytes) -> bool:
         return node == self._node or self._links.is_linked(node)
 
     def _candidates(
-        self, request: GenerationRequest, allows_local: bool, is_own_equal: bool = False
+        self, request: GenerationRequest, allows_local: bool, own: Literal["last", "equal", "first"] = "last"
     ) -> list[Candidate]:
         now_s = asyncio.get_running_loop().time()
-        return self.store.candidates(
-            request.model, request.weights_sha256, request.arithmetic, allows_local or is_own_equal, now_s, is_own_equal
-        )
+        allows_own = allows_local or own == "equal"
+        return self.store.candidates(request.model, request.weights_sha256, request.arithmetic, allows_own, now_s, own)
 
     def _generation(self, request: GenerationRequest, params: DistributedChatParams) -> Generation:
         def repick(
             kept: Sequence[Placed | None], excluded: frozenset[bytes], allows_local: bool
         ) -> list[list[Placed]] | None:
-            reachable = [
-                c
-                for c in self._candidates(request, allows_local and params.fallback_to_local)
-                if self._is_reachable(c.node)
-            ]
+            # Where others have failed too often it is this node's turn.
+            is_own_turn = allows_local and params.fallback_to_local
+            offered = self._candidates(request, is_own_turn, "first" if is_own_turn else "last")
+            reachable = [candidate for candidate in offered if self._is_reachable(candidate.node)]
             rules = RouteRules(max_shards=params.max_shards_per_request)
             return quickest_replacements(kept, reachable, excluded, request.layer_count, rules)
 
