@@ -10,12 +10,13 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from potluck.client import AsyncClient, Client
+    from potluck.core.shard_health import ShardHealth
     from potluck.orchestrator.frames import StreamFrame
     from potluck.orchestrator.orchestrator import DistributedChatParams, PipelineOrchestrator
     from potluck.orchestrator.router import Pipeline, ShardDescriptor, ShardHealthTracker, ShardRouter
     from potluck.orchestrator.routing import ShardStore
-    from potluck.shard.core import ShardSettings
-    from potluck.shard.server import ShardHealth, ShardServer
+    from potluck.shard.server import ShardServer
+    from potluck.shard.settings import ShardSettings
 
 _HOMES = {
     "AsyncClient": "potluck.client",
@@ -24,11 +25,11 @@ _HOMES = {
     "Pipeline": "potluck.orchestrator.router",
     "PipelineOrchestrator": "potluck.orchestrator.orchestrator",
     "ShardDescriptor": "potluck.orchestrator.router",
-    "ShardHealth": "potluck.shard.server",
+    "ShardHealth": "potluck.core.shard_health",
     "ShardHealthTracker": "potluck.orchestrator.router",
     "ShardRouter": "potluck.orchestrator.router",
     "ShardServer": "potluck.shard.server",
-    "ShardSettings": "potluck.shard.core",
+    "ShardSettings": "potluck.shard.settings",
     "ShardStore": "potluck.orchestrator.routing",
     "StreamFrame": "potluck.orchestrator.frames",
 }

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 
 from potluck.core.sampling_params import SamplingParams
 from potluck.engine.cpu_engine import CpuEngine, Step
+from potluck.engine.kv_cache import KvShape
 from potluck.engine.sampling import choose
 from potluck.shard.worker_process import worker_environment
 from potluck.shard.worker_supervisor import RestartPolicy, WorkerState, WorkerSupervisor
@@ -27,6 +28,8 @@ from potluck.wire.work import (
     Load,
     Loaded,
     LoadFailed,
+    OpenSession,
+    ParkSession,
     SessionOpened,
     SessionRefused,
     TruncateSession,
@@ -729,3 +732,53 @@ def test_rows_of_a_stage_without_output_come_back(run: Run, shared: WorkerClient
         shared.process.send(CloseSession(A))
 
     run(scenario())
+
+
+# ---------------------------------------------------------------- sessions that are parked
+
+
+def sampler_after(tokens: Sequence[int]) -> Sampler:
+    return Sampler(SamplingParams(), 0, len(tokens), tuple(tokens), (2,), 200)
+
+
+def test_a_session_that_resumes_a_parked_one_gives_the_bits_of_one_that_computed_everything(
+    settings: WorkerSettings, run: Run
+) -> None:
+    longer = [*PROMPT[:4], 77, 78]
+
+    async def talk() -> tuple[object, object, list[int]]:
+        client = await WorkerClient.start(settings, WHOLE)
+        await client.open(A, WHOLE, sampler=GREEDY)
+        await client.run(tokens_part(A, 0, PROMPT, chooses=True))
+        client.process.send(ParkSession(A, len(PROMPT)))
+        resumed = await client.ask(OpenSession(B, WHOLE, 64, (), sampler_after(longer), A, 4))
+        again = await client.ask(OpenSession(C, WHOLE, 64, (), sampler_after(longer), b"x" * 16, 4))
+        [(one, _)] = await client.run(tokens_part(B, 4, longer[4:], chooses=True))
+        [(two, _)] = await client.run(tokens_part(C, 0, longer, chooses=True))
+        await client.stop()
+        return resumed, again, [one.token or 0, two.token or 0]
+
+    resumed, again, tokens = run(talk())
+    assert (resumed, again) == (SessionOpened(B, 4), SessionOpened(C, 0))
+    assert tokens[0] == tokens[1] > 0
+
+
+def test_parked_sessions_give_way_to_those_that_need_the_room(tmp_path: Path, run: Run) -> None:
+    """Room for two pages: the parked page is kept while it fits, goes for another's sake, and is never a reason to refuse."""
+    page_bytes = KvShape(SHAPE.kv_head_count, SHAPE.head_size, True).page_bytes(SHAPE.layer_count)
+    settings = tiny_settings(tmp_path, kv_budget_bytes=3 * page_bytes)
+
+    async def talk() -> list[object]:
+        client = await WorkerClient.start(settings, WHOLE)
+        await client.open(A, WHOLE, 128, sampler=GREEDY)
+        await client.run(tokens_part(A, 0, PROMPT))
+        client.process.send(ParkSession(A, len(PROMPT)))
+        answers = [await client.ask(OpenSession(B, WHOLE, 128, (), sampler_after(PROMPT), A, 4))]
+        client.process.send(CloseSession(B))
+        answers.append(await client.open(C, WHOLE, 192, sampler=GREEDY))
+        client.process.send(CloseSession(C))
+        answers.append(await client.ask(OpenSession(B, WHOLE, 128, (), sampler_after(PROMPT), A, 4)))
+        await client.stop()
+        return answers
+
+    assert run(talk()) == [SessionOpened(B, 4), SessionOpened(C, 0), SessionOpened(B, 0)]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from potluck.cli.api_options import ApiOptions
+from potluck.cli.chat_params import api_params, limit_pipelines
 from potluck.cli.console import make_progress, notice, print_json
 from potluck.cli.models import open_store
 from potluck.core.errors import BadRequest, ExperimentalDisabled, PeerRefused, PotluckError
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from potluck.identity.keys import NodeKey
     from potluck.node.administration import NodeAdministration
     from potluck.node.swarm_node import SwarmNode, SwarmNodeSettings
-    from potluck.orchestrator.orchestrator import DistributedChatParams
     from potluck.trust.invites import Invite
     from potluck.trust.keeper import SwarmKeeper
     from potluck.weights.store import ModelStore
@@ -253,8 +253,10 @@ class _Session:
             return None
         needs_key = not is_loopback(parse_address(api.address)[0])
         administration = NodeAdministration(swarm, "", needs_key, self._options.has_chaos, self._stopped.set)
-        answering = NodeAnswering(swarm.node, _chat_params())
-        gateway = GatewayServer(answering, gateway_settings(api), lambda app: add_administration(app, administration))
+        # In a swarm somebody else loads what was lost, and that takes its time: the stream stays open meanwhile.
+        answering = NodeAnswering(swarm.node, api_params(_HOLDER_WAIT_S))
+        settings = limit_pipelines(swarm.node.orchestrator, gateway_settings(api))
+        gateway = GatewayServer(answering, settings, lambda app: add_administration(app, administration))
         return await self._serve_api(gateway, administration, api)
 
     async def _serve_api(
@@ -302,23 +304,6 @@ class _Session:
             notice(f"{text} ({elapsed_s:.1f} s after the start)")
         else:
             notice(text)
-
-
-def _chat_params() -> "DistributedChatParams":
-    """In a swarm somebody else loads what was lost, and that takes its time: the stream stays open meanwhile."""
-    from potluck.node.configuration_file import read_configuration
-    from potluck.orchestrator.orchestrator import DistributedChatParams
-    from potluck.orchestrator.request import GenerationSettings
-
-    configuration = read_configuration()
-    return DistributedChatParams(
-        allow_self_as_shard=configuration.allow_self_as_shard,
-        settings=GenerationSettings(
-            holder_wait_s=_HOLDER_WAIT_S, stall_timeout_s=configuration.shard_health_timeout_seconds
-        ),
-        fallback_to_local=configuration.fallback_to_local,
-        max_shards_per_request=configuration.max_shards_per_request,
-    )
 
 
 def _host_name() -> str:

@@ -17,6 +17,7 @@ from potluck.cli.api_options import (
     gateway_settings,
 )
 from potluck.cli.ask import find_model
+from potluck.cli.chat_params import api_params, limit_pipelines
 from potluck.cli.console import JsonOption, notice, print_json
 from potluck.cli.models import open_store
 from potluck.cli.node_options import (
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from potluck.shard.server import ShardServer
 
 DEFAULT_PORT = 7475
+_HOLDER_WAIT_S = 5.0  # nobody here loads what was lost; it comes back soon, or not at all
 
 
 @dataclass(frozen=True)
@@ -197,9 +199,9 @@ async def _loaded(shard: "ShardServer", stopped: asyncio.Event) -> bool:
 async def _start_api(node: "Node", api: ApiOptions) -> "GatewayServer | None":
     from potluck.node.answering import NodeAnswering, start_gateway
 
-    settings = gateway_settings(api)
+    settings = limit_pipelines(node.orchestrator, gateway_settings(api))
     try:
-        gateway = await start_gateway(node, NodeAnswering(node), settings)
+        gateway = await start_gateway(node, NodeAnswering(node, api_params(_HOLDER_WAIT_S)), settings)
     except OSError as error:
         if api.is_chosen:
             raise

@@ -133,6 +133,12 @@ class KvCache:
         session.reserved_pages = 0
         session.length = 0
 
+    def shrink(self, session: KvSession) -> None:
+        """Gives back what was reserved and is not used; the session takes no further positions. Forks of it do."""
+        unused = session.reserved_pages - len(session.pages)
+        session.reserved_pages -= unused
+        self.reserved_bytes -= unused * session.page_bytes
+
     def truncate(self, session: KvSession, length: int) -> None:
         if not 0 <= length <= session.length:
             raise BadRequest(f"cannot truncate a session of {session.length} positions to {length}")

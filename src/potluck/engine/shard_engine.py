@@ -175,6 +175,11 @@ class ShardEngine(ABC):
                 f"{positions} positions are more than this model's context of {self.facts.context_length}"
             )
 
+    def park(self, session: int, length: int) -> None:
+        """Keeps `length` positions for later forks, and no room for more."""
+        self.truncate(session, length)
+        self.kv.shrink(self._session(session).kv)
+
     def truncate(self, session: int, length: int) -> None:
         self.kv.truncate(self._session(session).kv, length)
 

@@ -21,10 +21,17 @@ class PreparedChoice(msgspec.Struct, frozen=True):
     settings: ChoiceSettings
     echoed: str  # text of the prompt, where it is to be shown before the answer
 
+    def owned_by(self, client: str) -> "PreparedChoice":
+        return msgspec.structs.replace(self, request=msgspec.structs.replace(self.request, owner=client))
+
 
 class Prepared(NamedTuple):
     choices: tuple[PreparedChoice, ...]
     prompt_tokens: int
+
+    def owned_by(self, client: str) -> "Prepared":
+        """What shards keep of these is for the same client's next request."""
+        return self._replace(choices=tuple(choice.owned_by(client) for choice in self.choices))
 
 
 def encode_conversation(model: OpenModel, conversation: Conversation) -> list[int]:

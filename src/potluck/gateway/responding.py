@@ -68,7 +68,7 @@ class Service:
         began_s = self.now_s()
         cost = min(request.choice_count, MAX_PARALLEL_CHOICES)
         async with self.gate.turn(caller.client, caller.tier, cost):
-            prepared = await self._prepared(model, request, size_bytes)
+            prepared = (await self._prepared(model, request, size_bytes)).owned_by(caller.client)
             await self._until_there_is_room(model, prepared.choices[0].request)
             async with Run(model, prepared, self.now_s, label) as run:
                 yield run, prepared

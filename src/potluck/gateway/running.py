@@ -14,6 +14,7 @@ from potluck.gateway.events import Diagnostics, Event, PromptShown, TextDelta, U
 from potluck.gateway.pipeline_features import prompt_logprobs_of
 from potluck.gateway.preparing import Prepared, PreparedChoice
 from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover, ShardStatus, StreamFrame, TokenDelta
+from potluck.orchestrator.request import GenerationRequest
 
 _MAX_WAITING_EVENTS = 64
 MAX_PARALLEL_CHOICES = 4
@@ -34,7 +35,7 @@ class Run:
         self._left = len(prepared.choices)
         self._began_s = now_s()
         self._first_s: float | None = None
-        self._tokens = self._failovers = 0
+        self._tokens = self._failovers = self._reused = 0
         self._pause_s = 0.0
         self._nodes: list[str] = []
 
@@ -66,7 +67,7 @@ class Run:
         return Usage(
             prompt_tokens=self._prepared.prompt_tokens, completion_tokens=self._tokens, failovers=self._failovers,
             pause_s=self._pause_s, nodes=tuple(self._nodes), first_token_s=(self._first_s or now) - self._began_s,
-            total_s=now - self._began_s,
+            total_s=now - self._began_s, cached_tokens=self._reused,
         )  # fmt: skip
 
     async def _guarded(self, choice: PreparedChoice) -> None:
@@ -86,7 +87,7 @@ class Run:
         frames = answer.frames()
         try:
             async for frame in frames:
-                for event in self._on_frame(frame, stream, choice.request.prompt):
+                for event in self._on_frame(frame, stream, choice.request):
                     await self._events.put(event)
                 if stream.is_stopped:
                     for event in stream.finish("stop"):
@@ -102,14 +103,15 @@ class Run:
             if closing is not None:
                 await closing()
 
-    def _on_frame(self, frame: StreamFrame, stream: ChoiceStream, prompt: tuple[int, ...]) -> list[Event]:
+    def _on_frame(self, frame: StreamFrame, stream: ChoiceStream, request: GenerationRequest) -> list[Event]:
         if isinstance(frame, TokenDelta):
             self._tokens += 1
             self._first_s = self._first_s or self._now_s()
             return stream.push(frame)
         if isinstance(frame, Finished):
+            self._reused += frame.reused_tokens if request.choice == 0 else 0  # a prompt counts once, whatever `n` is
             return stream.finish("length" if frame.reason == "length" else "stop")
-        shown = prompt_logprobs_of(frame, prompt, self._model.tokenizer)
+        shown = prompt_logprobs_of(frame, request.prompt, self._model.tokenizer)
         if shown is not None:
             return [PromptShown(stream.choice, shown)]
         if isinstance(frame, ShardFailover):

@@ -138,7 +138,11 @@ class Node:
             await asyncio.sleep(_HOUSEKEEPING_S)
             for shard in self.shards:
                 shard.evict_if_idle()
-            live = {session for session, owner in self._owners.items() if owner.core.has_session(session)}
+            live = {
+                session
+                for session, owner in self._owners.items()
+                if owner.core.has_session(session) or owner.core.has_parked(session)
+            }
             self._owners = {session: self._owners[session] for session in live}
 
     async def _keep_swarm(self, admission: Admission) -> None:

@@ -59,12 +59,16 @@ class PipelineAborted(msgspec.Struct, frozen=True, tag="pipeline_aborted", tag_f
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished", tag_field="type"):
-    """The end. `reason` is `stop`, `length` or `cancelled`; `exactness`: what the answer's numbers depended on."""
+    """The end. `reason` is `stop`, `length` or `cancelled`; `exactness`: what the answer's numbers depended on.
+
+    `reused_tokens`: so many of the prompt's were not computed again, because the shards had them from an earlier request.
+    """
 
     reason: Literal["stop", "length", "cancelled"]
     generated_tokens: int
     failovers: int
     exactness: Exactness = "bitwise"
+    reused_tokens: int = 0
 
 
 StreamFrame = TokenDelta | PromptLogprobs | ShardStatus | ShardFailover | PipelineAborted | Finished

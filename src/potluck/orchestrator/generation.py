@@ -18,6 +18,7 @@ from potluck.orchestrator.probing import Probing, looks_alive, progress_of, stal
 from potluck.orchestrator.prompt_scores import PromptScores
 from potluck.orchestrator.recovery import Feed, HeadStage, plan_rebuild, spread_emptiness
 from potluck.orchestrator.request import GenerationRequest, GenerationSettings, StepTiming
+from potluck.orchestrator.reuse import LEAST_POSITIONS, Kept, Resumption
 from potluck.planner.cover import Placed
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
@@ -98,9 +99,11 @@ class Generation:
 
     def __init__(
         self, request: GenerationRequest, pipeline: Sequence[Placed], repick: Repick, settings: GenerationSettings,
-        new_session_id: Callable[[], bytes], head: bytes,
+        new_session_id: Callable[[], bytes], head: bytes, resumption: Resumption | None = None,
     ) -> None:  # fmt: skip
+        """`resumption`: of exactly these stages; what of it is left when it comes to that, the shards say."""
         self.request, self.settings = request, settings
+        self.kept: Kept | None = None  # after the end: what the shards still have
         self.tokens = list(request.prompt)
         self.epoch = 0
         self.phase = Phase.NEW
@@ -109,6 +112,7 @@ class Generation:
         self.counters: Counter[str] = Counter()
         self.on_timing: Callable[[StepTiming], None] = _ignore
         self._head = head
+        self._own_from_start = {placed.stage for placed in pipeline if placed.node == head}
         self._repick = repick
         self._new_session_id = new_session_id
         self._stages = [HeadStage(placed, new_session_id()) for placed in pipeline]
@@ -118,6 +122,7 @@ class Generation:
         self._awaiting: set[bytes] = set()
         self._feeds: list[Feed] = []
         self._confirmed = 0  # positions that every stage is known to have
+        self._reused = 0
         self._sent = 0
         self._is_ring_running = False
         self._in_flight: deque[_InFlight] = deque()
@@ -140,6 +145,13 @@ class Generation:
         self._credit_owed = 0
         self._unread = 0
         self._last_refusal = _NO_HOLDER
+        if resumption is not None:
+            self._resume(resumption)
+
+    def _resume(self, resumption: Resumption) -> None:
+        self._confirmed = self._reused = resumption.length
+        for stage, session in zip(self._stages, resumption.kept.sessions, strict=True):
+            stage.resumes, stage.is_empty = session, False
 
     def __repr__(self) -> str:
         stages = ", ".join(stage.name for stage in self._stages)
@@ -165,13 +177,18 @@ class Generation:
         return tuple(stage.placed for stage in self._stages)
 
     @property
+    def stage_names(self) -> tuple[str, ...]:
+        return tuple(stage.name for stage in self._stages)
+
+    @property
     def sessions(self) -> tuple[bytes, ...]:
         return tuple(stage.session for stage in self._stages)
 
     @property
-    def uses_own_copy(self) -> bool:
-        """Whether some stage runs on the head itself."""
-        return any(stage.placed.node == self._head for stage in self._stages)
+    def fell_back(self) -> bool:
+        """Whether the head itself runs some stage now that another ran before."""
+        own = {stage.placed.stage for stage in self._stages if stage.placed.node == self._head}
+        return bool(own - self._own_from_start)
 
     @property
     def is_ended(self) -> bool:
@@ -198,7 +215,8 @@ class Generation:
         self._end(self._finished("cancelled"))
 
     def _finished(self, reason: Literal["stop", "length", "cancelled"]) -> Finished:
-        return Finished(reason, len(self.generated), self.failovers, exactness_of(self.request.arithmetic))
+        exactness = exactness_of(self.request.arithmetic)
+        return Finished(reason, len(self.generated), self.failovers, exactness, self._reused)
 
     def next_wake_s(self) -> float:
         """When `on_time` wants to be called, at the latest."""
@@ -256,7 +274,8 @@ class Generation:
         positions = len(request.prompt) + request.max_tokens
         return Open(
             stage.session, self.epoch, request.model, request.weights_sha256, request.arithmetic, stage.placed.stage, positions,
-            wiring, request.boundaries, sampler, self.settings.keeps_outbox,
+            wiring, request.boundaries, sampler, self.settings.keeps_outbox, None if stage.is_empty else stage.resumes,
+            0 if stage.is_empty else self._confirmed,
         )  # fmt: skip
 
     def _sampler(self) -> Sampler:
@@ -296,9 +315,9 @@ class Generation:
         stage.has_outbox = self.settings.keeps_outbox and not stage.placed.stage.has_output
         if isinstance(message, Rewired):
             stage.has_outbox = stage.has_outbox and message.outbox_from == 0
-            if message.length < (0 if stage.is_empty else self._confirmed):
-                stage.is_empty = True  # it knows less than it should: everything it has is recomputed
-                return self._again(now_s)
+        if message.length < (0 if stage.is_empty else self._confirmed):
+            stage.is_empty = True  # it knows less than it should: everything it has is recomputed
+            return self._again(now_s)
         self._progress(now_s)
         self._awaiting.discard(stage.session)
         if not self._awaiting:
@@ -318,6 +337,8 @@ class Generation:
         for feed in self._feeds:
             self._feed(feed)
         self._is_feeding = bool(self._feeds)
+        if self.formed_s is None and self._is_feeding:
+            self._reused = 0  # some shard had not kept its part after all
         for stage in self._stages:
             stage.is_empty = False
         self.phase = Phase.RUNNING
@@ -710,10 +731,19 @@ class Generation:
     def _end(self, frame: StreamFrame) -> None:
         if self.is_ended:
             return
+        keeps = self._kept_positions(frame)
         self.phase = Phase.ENDED
         for stage in self._stages:
-            self._send(stage, Close(stage.session))
+            self._send(stage, Close(stage.session, keeps))
+        if keeps:
+            self.kept = Kept(tuple(self.tokens[:keeps]), self.stages, self.sessions, self.request.boundaries)
         self._frames.append(frame)
+
+    def _kept_positions(self, frame: StreamFrame) -> int:
+        """How much may stay with the shards. Nothing of an answer that its reader has left: that frees everything."""
+        is_whole = isinstance(frame, Finished) and frame.reason != "cancelled" and self.phase is Phase.RUNNING
+        is_worth_it = self.settings.keeps_kv and self._confirmed >= LEAST_POSITIONS
+        return self._confirmed if is_whole and is_worth_it else 0
 
     def _progress(self, now_s: float) -> None:
         self._progress_s = self._progress_probe_s = now_s

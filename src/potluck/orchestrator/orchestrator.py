@@ -7,6 +7,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -21,14 +22,27 @@ from potluck.orchestrator.frames import (
     TokenDelta,
 )
 from potluck.orchestrator.generation import Generation, GenerationRequest, GenerationSettings, Phase, StepTiming
+from potluck.orchestrator.reuse import Kept, KeptPipelines, Resumption, ReuseKey, reuse_key
+from potluck.orchestrator.router import ShardHealthTracker
 from potluck.orchestrator.routing import ShardStore
 from potluck.orchestrator.tracing import GenerationTrace, Traces
 from potluck.orchestrator.watching import StageTimings, Watched
 from potluck.planner.cover import Candidate, Placed, check_tiling, cover_around
-from potluck.planner.route import RouteRules, quickest_around, quickest_replacements
+from potluck.planner.route import RouteRules, are_held, quickest_around, quickest_replacements
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
-from potluck.wire.messages import Describe, Described, Failed, GetTokenizer, Message, Opened, Stage, TokenizerData
+from potluck.wire.messages import (
+    Boundary,
+    Close,
+    Describe,
+    Described,
+    Failed,
+    GetTokenizer,
+    Message,
+    Opened,
+    Stage,
+    TokenizerData,
+)
 
 _ANSWER_TIMEOUT_S = 5.0
 _RETRY_S = 0.5
@@ -43,9 +57,16 @@ class DistributedChatParams(msgspec.Struct, frozen=True, kw_only=True):
     own_layers: tuple[Stage, ...] = ()  # this node's own ends of the model, which it serves itself
     pipeline: tuple[Placed, ...] = ()  # exactly these stages, instead of a choice
     allow_self_as_shard: bool = False  # whether this node's own shards count as any other's
+    activation_dtype: Literal["auto", "fp32", "fp16", "int8"] = (
+        "auto"  # between stages, where a request names no boundaries
+    )
     label: str = ""  # what people see the request as
     on_timing: Callable[[StepTiming], None] | None = None  # told of every token's way round
     on_stages: Callable[[tuple[Placed, ...]], None] | None = None  # told who takes part, again after each change
+
+    @property
+    def own_place(self) -> Literal["last", "equal"]:
+        return "equal" if self.allow_self_as_shard else "last"
 
 
 class Running:
@@ -58,6 +79,7 @@ class Running:
         self.timer: asyncio.TimerHandle | None = None
         self._began_s = self._first_s = asyncio.get_running_loop().time()
         self._tokens = 0
+        self._has_fallen_back = False
 
     def note(self, frame: StreamFrame, metrics: Metrics) -> None:
         """Counts what a frame tells; nothing of its content."""
@@ -71,12 +93,15 @@ class Running:
         elif isinstance(frame, ShardFailover):
             metrics.failovers.inc()
             metrics.failover_pause_ms.observe(frame.pause_ms)
-            if self.generation.uses_own_copy:
+            if self.generation.fell_back and not self._has_fallen_back:
+                self._has_fallen_back = True
                 metrics.fallback_to_local.inc()
         elif isinstance(frame, ShardStatus) and frame.code == "shard_corruption":
             metrics.shard_corruption_detected.labels(node=frame.node[:16]).inc()
-        elif isinstance(frame, Finished) and self._tokens > 1:
-            metrics.tokens_per_second.set((self._tokens - 1) / max(now - self._first_s, 1e-9))
+        elif isinstance(frame, Finished):
+            metrics.reused_tokens.inc(frame.reused_tokens)
+            if self._tokens > 1:
+                metrics.tokens_per_second.set((self._tokens - 1) / max(now - self._first_s, 1e-9))
 
     def watched(self) -> Watched:
         generation, now = self.generation, asyncio.get_running_loop().time()
@@ -104,6 +129,8 @@ class PipelineOrchestrator:
     ) -> None:
         self.store = ShardStore()
         self.traces = Traces()
+        self.health = ShardHealthTracker()  # by "<node>:<lo>-<hi>", as the frames name shards
+        self._kept = KeptPipelines()
         self.max_concurrent_pipelines = most
         self._node, self._links, self._send, self._metrics = node, links, send, metrics
         self._running: list[Running] = []
@@ -125,13 +152,15 @@ class PipelineOrchestrator:
         """The generations that run now, oldest first."""
         return [running.watched() for running in self._running]
 
-    @staticmethod
-    def _watch_timings(running: Running, trace: GenerationTrace) -> None:
+    def _watch_timings(self, running: Running, trace: GenerationTrace) -> None:
         generation, tell = running.generation, running.generation.on_timing
+        loop = asyncio.get_running_loop()
 
         def note(timing: StepTiming) -> None:
             running.timings.note(timing)
             trace.step(timing, generation.stages, time.perf_counter())
+            for name, (compute_s, queue_s) in zip(generation.stage_names, timing.stages, strict=False):
+                self.health.note(name, (compute_s + queue_s) * 1000, loop.time())
             tell(timing)
 
         running.generation.on_timing = note
@@ -256,8 +285,35 @@ class PipelineOrchestrator:
             self._carry_out(running)
             self._running.remove(running)
             self.store.end_streams(nodes, request.weights_sha256)
+            self._keep(running.generation, reuse_key(request, params.activation_dtype))
             if running.timer is not None:
                 running.timer.cancel()
+
+    def _keep(self, generation: Generation, key: ReuseKey) -> None:
+        if generation.kept is None:
+            return
+        now_s = asyncio.get_running_loop().time()
+        for old in self._kept.put(key, generation.kept, now_s):
+            for placed, session in zip(old.stages, old.sessions, strict=True):
+                self._send(SendTo(placed.node, None, Close(session)))
+
+    def _resumption(self, request: GenerationRequest, params: DistributedChatParams) -> Resumption | None:
+        """The pipeline of an earlier turn, where all its shards are still there and would be chosen among."""
+        if not params.settings.keeps_kv or request.prompt_logprobs is not None:
+            return None
+        now_s = asyncio.get_running_loop().time()
+        candidates = self._candidates(request, params.fallback_to_local, params.own_place)
+        own = [Placed(self._node, "", stage) for stage in params.own_layers]
+        fit = [c for c in candidates if self._is_reachable(c.node) and not self.store.is_suspect(c.node, now_s)]
+
+        def is_usable(kept: Kept) -> bool:
+            if params.pipeline and params.pipeline != kept.stages:
+                return False
+            is_own_kept = all(placed in kept.stages for placed in own)
+            others = [placed for placed in kept.stages if placed not in own]
+            return is_own_kept and len(kept.stages) <= params.max_shards_per_request and are_held(others, fit)
+
+        return self._kept.find(reuse_key(request, params.activation_dtype), request.prompt, now_s, is_usable)
 
     def pipeline_for(self, request: GenerationRequest, params: DistributedChatParams) -> list[Placed]:
         """The shards that a request would use. Raises ShardUnavailable with what is missing."""
@@ -266,7 +322,7 @@ class PipelineOrchestrator:
             if problem is not None:
                 raise BadRequest(problem)
             return list(params.pipeline)
-        candidates = self._candidates(request, params.fallback_to_local, params.allow_self_as_shard)
+        candidates = self._candidates(request, params.fallback_to_local, params.own_place)
         own = [Placed(self._node, "", stage) for stage in params.own_layers]
         reachable = [candidate for candidate in candidates if self._is_reachable(candidate.node)]
         rules = RouteRules(max_shards=params.max_shards_per_request)
@@ -278,12 +334,11 @@ class PipelineOrchestrator:
 
     def _why_not(
         self, request: GenerationRequest, candidates: list[Candidate], own: list[Placed], max_shards: int
-    ) -> ShardUnavailable:
+    ) -> PotluckError:
         """Which rule stood in the way, where it was not a missing layer."""
         cover = cover_around(candidates, own, request.layer_count)
         if cover is None:
-            gap = self.store.explain_gap(request.model, request.weights_sha256, request.layer_count)
-            return ShardUnavailable(gap)
+            return self.store.gap(request.model, request.weights_sha256, request.layer_count)
         if len(cover) > max_shards:
             return ShardUnavailable(f"{len(cover)} shards would be needed; at most {max_shards} may be used")
         return ShardsFull(f"every holder of some layers of {request.model} has as many streams as it takes")
@@ -292,27 +347,33 @@ class PipelineOrchestrator:
         return node == self._node or self._links.is_linked(node)
 
     def _candidates(
-        self, request: GenerationRequest, allows_local: bool, is_own_equal: bool = False
+        self, request: GenerationRequest, allows_local: bool, own: Literal["last", "equal", "first"] = "last"
     ) -> list[Candidate]:
         now_s = asyncio.get_running_loop().time()
-        return self.store.candidates(
-            request.model, request.weights_sha256, request.arithmetic, allows_local or is_own_equal, now_s, is_own_equal
-        )
+        allows_own = allows_local or own == "equal"
+        return self.store.candidates(request.model, request.weights_sha256, request.arithmetic, allows_own, now_s, own)
 
     def _generation(self, request: GenerationRequest, params: DistributedChatParams) -> Generation:
         def repick(
             kept: Sequence[Placed | None], excluded: frozenset[bytes], allows_local: bool
         ) -> list[list[Placed]] | None:
-            reachable = [
-                c
-                for c in self._candidates(request, allows_local and params.fallback_to_local)
-                if self._is_reachable(c.node)
-            ]
+            # Where others have failed too often it is this node's turn.
+            is_own_turn = allows_local and params.fallback_to_local
+            offered = self._candidates(request, is_own_turn, "first" if is_own_turn else "last")
+            reachable = [candidate for candidate in offered if self._is_reachable(candidate.node)]
             rules = RouteRules(max_shards=params.max_shards_per_request)
             return quickest_replacements(kept, reachable, excluded, request.layer_count, rules)
 
-        pipeline = self.pipeline_for(request, params)
-        generation = Generation(request, pipeline, repick, params.settings, lambda: os.urandom(16), self._node)
+        resumption = self._resumption(request, params)
+        if resumption is None:
+            pipeline: Sequence[Placed] = self.pipeline_for(request, params)
+            request = _rounded(request, pipeline, params.activation_dtype)
+        else:
+            pipeline = resumption.kept.stages
+            request = msgspec.structs.replace(request, boundaries=resumption.kept.boundaries)
+        generation = Generation(
+            request, pipeline, repick, params.settings, lambda: os.urandom(16), self._node, resumption
+        )
         if params.on_timing is not None:
             generation.on_timing = params.on_timing
         return generation
@@ -333,6 +394,7 @@ class PipelineOrchestrator:
         self.store.suspect(node, asyncio.get_running_loop().time())
 
     def on_lost(self, node: bytes, reason: str) -> None:
+        self._kept.forget(node)
         now = asyncio.get_running_loop().time()
         for running in list(self._running):
             running.generation.on_lost(node, reason, now)
@@ -358,3 +420,11 @@ class PipelineOrchestrator:
         if self._retrying is not None:
             self._retrying.cancel()
             await asyncio.gather(self._retrying, return_exceptions=True)
+
+
+def _rounded(request: GenerationRequest, pipeline: Sequence[Placed], dtype: str) -> GenerationRequest:
+    """With a boundary wherever activations go over from one stage to the next; where they are exact none is needed."""
+    if request.boundaries or dtype not in ("fp16", "int8"):
+        return request
+    edges = tuple(Boundary(placed.stage.start, dtype) for placed in pipeline[1:])  # type: ignore[arg-type]
+    return msgspec.structs.replace(request, boundaries=edges)

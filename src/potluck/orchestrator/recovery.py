@@ -22,6 +22,7 @@ class HeadStage:
     is_empty: bool = True
     has_outbox: bool = True
     is_lost: bool = False  # and waits for a replacement, which may be the same node, come back with nothing
+    resumes: bytes | None = None  # a session of an earlier request there, which this one begins with
 
     @property
     def name(self) -> str:

@@ -22,6 +22,9 @@ class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True):
     uses_ring: bool = True
     ring_credits: int = RING_CREDIT_TOKENS
     keeps_outbox: bool = True
+    keeps_kv: bool = (
+        False  # leave it with the shards after the end, for a next request that begins with the same tokens
+    )
     probe_after_s: float = 0.25  # without progress; or six times the usual step, whichever is longer
     probe_patience_s: float = 0.5  # a daemon that does not answer for so long is gone
     worker_patience_s: float = 0.5  # a worker that is silent for so long at work is frozen
@@ -47,6 +50,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary_size: int = 1 << 31  # a token past it is rubbish
     grammar: Grammar | None = None  # what the answer must spell
     prompt_logprobs: int | None = None  # alternatives to tell with each token of the prompt; None: nothing of that
+    owner: str = ""  # whose request it is: KV that was kept is for the same owner's next one alone
 
 
 class StepTiming(NamedTuple):

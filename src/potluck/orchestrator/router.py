@@ -3,13 +3,13 @@
 A descriptor's range is inclusive, as people see it. The orchestrator itself works on the planner's types; these are for callers.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from potluck.core.errors import BadRequest, ShardUnavailable, WeightsMismatch
-from potluck.core.limits import MAX_SHARDS_PER_REQUEST
+from potluck.core.limits import DISTRIBUTED_SHARD_HEALTH_TIMEOUT_S, MAX_SHARDS_PER_REQUEST
+from potluck.core.shard_health import LatencyWindow, ShardHealth
 from potluck.orchestrator.routing import ShardStore
 from potluck.planner.cover import Candidate, Placed, greedy_cover
 from potluck.wire.messages import ShardInfo, Stage
@@ -30,10 +30,10 @@ class ShardDescriptor:
     advertised_at: datetime
 
     @classmethod
-    def of(cls, info: ShardInfo, stage: Stage, node: bytes, address: str) -> "ShardDescriptor":
+    def of(cls, info: ShardInfo, stage: Stage, node: bytes, address: str, advertised_at: datetime) -> "ShardDescriptor":
         return cls(
             f"{info.model}:{stage.start}-{stage.stop - 1}", info.model, info.weights_sha256, (stage.start, stage.stop - 1), 0,
-            info.max_streams, node.hex(), address, datetime.now(UTC),
+            info.max_streams, node.hex(), address, advertised_at,
         )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ class ShardRouter:
         self._store, self._settings = store, settings or RoutingSettings()
 
     async def pick(self, model_id: str, weights_sha256: str) -> Pipeline:
-        """Raises BadRequest (unknown model), WeightsMismatch, ShardUnavailable (some layer has no holder)."""
+        """Raises BadRequest (unknown model), WeightsMismatch, ShardUnavailable (some layer has no holder, or only full ones)."""
         return self._cover(self._info(model_id, weights_sha256), frozenset())
 
     async def repick(self, pipeline: Pipeline, exclude: set[str]) -> Pipeline:
@@ -81,10 +81,14 @@ class ShardRouter:
     def _cover(self, info: ShardInfo, excluded: frozenset[bytes]) -> Pipeline:
         allows_own = self._settings.allow_self_as_shard
         candidates = self._store.candidates(info.model, info.weights_sha256, info.arithmetic, allows_own)
-        usable = [candidate for candidate in candidates if candidate.node not in excluded]
-        placed = greedy_cover(usable, Stage(0, info.layer_count, True, True))
+        wanted = Stage(0, info.layer_count, True, True)
+        others = [candidate for candidate in candidates if candidate.node not in excluded]
+        usable = [candidate for candidate in others if not candidate.is_full]
+        placed = greedy_cover(usable, wanted)
+        if placed is None and greedy_cover(others, wanted) is not None:
+            raise ShardUnavailable(f"every holder of some layers of {info.model} has as many streams as it takes")
         if placed is None:
-            raise ShardUnavailable(self._store.explain_gap(info.model, info.weights_sha256, info.layer_count))
+            raise self._store.gap(info.model, info.weights_sha256, info.layer_count)
         if len(placed) > self._settings.max_shards_per_request:
             raise ShardUnavailable(
                 f"{len(placed)} shards would be needed, more than {self._settings.max_shards_per_request}"
@@ -93,29 +97,50 @@ class ShardRouter:
 
     def _pipeline(self, info: ShardInfo, placed: Sequence[Placed], candidates: Sequence[Candidate]) -> Pipeline:
         addresses = {candidate.node: candidate.address for candidate in candidates}
-        shards = [ShardDescriptor.of(info, part.stage, part.node, addresses[part.node]) for part in placed]
+        shards = [
+            ShardDescriptor.of(info, part.stage, part.node, addresses[part.node], self._store.heard_at(part.node))
+            for part in placed
+        ]
         name = "+".join(f"{shard.host[:8]}:{shard.layer_range[0]}-{shard.layer_range[1]}" for shard in shards)
         return Pipeline(name, info.model, info.weights_sha256, info.layer_count, shards)
 
 
 class ShardHealthTracker:
-    """Who was seen when, and how fast: a window of latencies per shard. Times are on the caller's monotonic clock."""
+    """Which shards have given results when, and how fast, as one head has seen them. Times are on the caller's monotonic clock.
 
-    _WINDOW = 256
+    Bounded: the shard that was not heard of for longest is forgotten first.
+    """
 
-    def __init__(self, timeout_s: float) -> None:
+    _MOST_SHARDS = 1024
+
+    def __init__(self, timeout_s: float = DISTRIBUTED_SHARD_HEALTH_TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
-        self._seen_s: dict[str, float] = {}
-        self._latencies_ms: dict[str, deque[float]] = {}
+        self._seen_s: dict[str, float] = {}  # longest ago first
+        self._latencies: dict[str, LatencyWindow] = {}
+
+    def __repr__(self) -> str:
+        return f"<ShardHealthTracker {len(self._seen_s)} shards>"
 
     def note(self, shard_id: str, latency_ms: float, now_s: float) -> None:
+        self._seen_s.pop(shard_id, None)
         self._seen_s[shard_id] = now_s
-        self._latencies_ms.setdefault(shard_id, deque(maxlen=self._WINDOW)).append(latency_ms)
+        self._latencies.setdefault(shard_id, LatencyWindow()).note(latency_ms)
+        if len(self._seen_s) > self._MOST_SHARDS:
+            oldest = next(iter(self._seen_s))
+            del self._seen_s[oldest], self._latencies[oldest]
 
     def is_online(self, shard_id: str, now_s: float) -> bool:
         seen = self._seen_s.get(shard_id)
         return seen is not None and now_s - seen <= self._timeout_s
 
     def p95_latency_ms(self, shard_id: str) -> float:
-        latencies = sorted(self._latencies_ms.get(shard_id, ()))
-        return latencies[int(len(latencies) * 0.95)] if latencies else 0.0
+        return self._latencies[shard_id].p95_ms if shard_id in self._latencies else 0.0
+
+    def health(self, shard_id: str, now_s: float, queue_depth: int = 0) -> ShardHealth | None:
+        """What is known of a shard; None where it never gave anything."""
+        seen = self._seen_s.get(shard_id)
+        if seen is None:
+            return None
+        last_seen = datetime.now(UTC) - timedelta(seconds=now_s - seen)
+        is_online, latency_ms = self.is_online(shard_id, now_s), self.p95_latency_ms(shard_id)
+        return ShardHealth(shard_id, is_online, last_seen, latency_ms, queue_depth)

@@ -2,12 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Literal
 
+from potluck.core.errors import ShardUnavailable, WeightsMismatch
 from potluck.planner.cover import Candidate
 from potluck.wire.messages import Described, ShardInfo
 
-# Added to a queue's depth: spares are used where nobody else is left, suspects after them, one's own copy of a model last.
-_SPARES_LATER, _SUSPECTS_LATER, _OWN_LAST = 1_000, 100_000, 1_000_000
+# Added to a queue's depth: spares are used where nobody else is left, suspects after them, one's own copy of a model last (or first).
+_SPARES_LATER, _SUSPECTS_LATER, _OWN_APART = 1_000, 100_000, 1_000_000
 SUSPICION_S = 30.0  # what others say of a node is believed for so long: a liar can slow it down, not expel it
 _MOST_SUSPECTS = 256
 
@@ -17,6 +20,7 @@ class ShardStore:
 
     def __init__(self) -> None:
         self._offers: dict[bytes, tuple[str, Described]] = {}
+        self._heard_at: dict[bytes, datetime] = {}  # for people; nothing is decided by it
         self._own: set[bytes] = set()
         self._suspected_until_s: dict[bytes, float] = {}
         # Streams that this node's own generations hold, by node and weights: now, and when that node last said how many it has.
@@ -30,6 +34,7 @@ class ShardStore:
     def put(self, node: bytes, address: str, described: Described, *, is_own: bool = False) -> None:
         self._offers[node] = (address, described)
         self._streams_then[node] = Counter({key: count for key, count in self._streams.items() if key[0] == node})
+        self._heard_at[node] = datetime.now(UTC)
         self.clear_suspicion(node)
         if is_own:
             self._own.add(node)
@@ -43,8 +48,13 @@ class ShardStore:
     def offer_of(self, node: bytes) -> tuple[str, Described] | None:
         return self._offers.get(node)
 
+    def heard_at(self, node: bytes) -> datetime:
+        """When its present offer came."""
+        return self._heard_at[node]
+
     def remove(self, node: bytes) -> None:
         self._offers.pop(node, None)
+        self._heard_at.pop(node, None)
         self._streams_then.pop(node, None)
 
     def begin_streams(self, nodes: Iterable[bytes], weights_sha256: str) -> None:
@@ -88,9 +98,9 @@ class ShardStore:
 
     def candidates(
         self, model: str, weights_sha256: str, arithmetic: int, allows_own: bool, now_s: float = float("inf"),
-        is_own_equal: bool = False,
+        own: Literal["last", "equal", "first"] = "last",
     ) -> list[Candidate]:  # fmt: skip
-        """Shards of exactly this model. One's own come only where they are allowed, and last unless they are equal to others'.
+        """Shards of exactly this model. One's own come only where they are allowed, and then in the place that `own` says.
 
         Without a time nobody is suspect.
         """
@@ -100,12 +110,10 @@ class ShardStore:
                 is_same = (info.model, info.weights_sha256, info.arithmetic) == (model, weights_sha256, arithmetic)
                 is_own = node in self._own
                 if is_same and (allows_own or not is_own):
-                    depth = (
-                        info.queue_depth
-                        + (_OWN_LAST if is_own and not is_own_equal else 0)
-                        + (_SPARES_LATER if info.is_spare else 0)
-                    )
+                    depth = info.queue_depth + (_SPARES_LATER if info.is_spare else 0)
                     depth += _SUSPECTS_LATER if self.is_suspect(node, now_s) else 0
+                    if (own == "last" and is_own) or (own == "first" and not is_own):
+                        depth += _OWN_APART
                     found.append(
                         Candidate(
                             node, address, info.stage, depth, info.step_us, is_local=True,
@@ -115,8 +123,8 @@ class ShardStore:
                     )  # fmt: skip
         return found
 
-    def explain_gap(self, model: str, weights_sha256: str, layer_count: int) -> str:
-        """Which layers nobody holds, or which other weights are on offer under that name."""
+    def gap(self, model: str, weights_sha256: str, layer_count: int) -> WeightsMismatch | ShardUnavailable:
+        """Why there is no pipeline: which layers nobody holds, or that other weights are on offer under that name."""
         held = [False] * layer_count
         names = {i.weights_sha256 for _, d in self._offers.values() for i in d.shards if i.model == model}
         for _, described in self._offers.values():
@@ -125,8 +133,7 @@ class ShardStore:
                     for layer in range(info.stage.start, min(info.stage.stop, layer_count)):
                         held[layer] = True
         if names and weights_sha256 not in names:
-            return f"weights_mismatch: nobody holds {model} with weights {weights_sha256[:12]}"
+            return WeightsMismatch(f"nobody holds {model} with weights {weights_sha256[:12]}")
         missing = [str(layer) for layer, is_held in enumerate(held) if not is_held]
-        return (
-            f"no shard holds layer {', '.join(missing)} of {model}" if missing else f"no shard has the ends of {model}"
-        )
+        what = f"holds layer {', '.join(missing)} of" if missing else "has the ends of"
+        return ShardUnavailable(f"no shard {what} {model}")

@@ -15,6 +15,7 @@ from potluck.wire.messages import Stage
 __all__ = [
     "Route",
     "RouteRules",
+    "are_held",
     "quickest_around",
     "quickest_cover",
     "quickest_replacements",
@@ -130,6 +131,14 @@ def route_seconds(candidates: Sequence[Candidate], stages: Sequence[Placed], rul
         before = placed.node
     last = next((each for each in candidates if stages and each.node == stages[-1].node), None)
     return total + (leave_s(last, None, rules) if last is not None else 0.0)
+
+
+def are_held(stages: Sequence[Placed], candidates: Sequence[Candidate]) -> bool:
+    """Whether each of these stages is still on offer where it was, by a node with a stream to spare."""
+    return all(
+        any(each.node == placed.node and holds(each.stage, placed.stage) and not each.is_full for each in candidates)
+        for placed in stages
+    )
 
 
 def _gaps(kept: Sequence[Placed | None]) -> list[tuple[int, int]]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from potluck.shard.outbox import Outbox
+from potluck.shard.parked import ParkedSessions
 from potluck.shard.sessions import Phase, ShardSession, Waiting
 from potluck.shard.settings import ShardSettings, ShardState, objection
 from potluck.wire.effects import SendTo
@@ -42,6 +43,7 @@ from potluck.wire.work import (
     Loaded,
     LoadFailed,
     OpenSession,
+    ParkSession,
     RunBatch,
     SessionOpened,
     SessionRefused,
@@ -108,6 +110,7 @@ class ShardCore:
         self._row_bytes = row_bytes  # (codec, rows, width) → bytes
         self._sessions: OrderedDict[bytes, ShardSession] = OrderedDict()
         self._outbox = Outbox(settings.outbox_budget_bytes)
+        self._parked = ParkedSessions(settings.parked_sessions)
         self._effects: list[Effect] = []
         self.is_draining = False  # no new sessions; those that run go on
         self._batches: dict[int, _Batch] = {}
@@ -139,6 +142,9 @@ class ShardCore:
     def has_session(self, session: bytes) -> bool:
         return session in self._sessions
 
+    def has_parked(self, session: bytes) -> bool:
+        return session in self._parked
+
     @property
     def session_count(self) -> int:
         return len(self._sessions)
@@ -160,8 +166,7 @@ class ShardCore:
         if isinstance(message, Probe):
             return self._on_probe(sender, message, session, worker_idle_us)
         if session is None:
-            self.counters["unknown_session"] += 1
-            return None
+            return self._on_unknown(sender, message)
         if isinstance(message, Step):
             return self._on_step(sender, session, message, body, now_s)
         if sender != session.head:
@@ -169,10 +174,16 @@ class ShardCore:
             return None
         return self._on_order(session, message, now_s)
 
+    def _on_unknown(self, sender: bytes, message: Message) -> None:
+        if isinstance(message, Close) and self._parked.belongs_to(message.session, sender):
+            self._unpark(message.session)
+        else:
+            self.counters["unknown_session"] += 1
+
     def _on_order(self, session: ShardSession, message: Message, now_s: float) -> None:
         """What only the session's head may say."""
         if isinstance(message, Close):
-            self._drop(session, now_s)
+            self._on_close(session, message, now_s)
         elif isinstance(message, ShardLost):
             self._on_shard_lost(message)
         elif session.phase is not Phase.ACTIVE:
@@ -194,6 +205,8 @@ class ShardCore:
 
     def on_node_lost(self, node: bytes, now_s: float) -> None:
         """The link to a node broke, or it could not be reached: its own sessions end, others' heads learn about it."""
+        for parked in self._parked.of(node):
+            self._unpark(parked)
         for session in list(self._sessions.values()):
             if session.head == node:
                 self._drop(session, now_s)
@@ -219,6 +232,8 @@ class ShardCore:
             self._send(sender, None, Refused(message.session, message.epoch, *problem))
             return
         session = ShardSession.of(message, sender)
+        if self._parked.resumable(message, sender):
+            session.resumes, session.resumed = message.resumes, message.resumed
         self._sessions[session.id] = session
         if self._is_loaded:
             self._open_in_worker(session)
@@ -227,13 +242,22 @@ class ShardCore:
             self.load()
 
     def _open_in_worker(self, session: ShardSession) -> None:
-        self._work(OpenSession(session.id, session.stage, session.positions, session.boundaries, session.sampler))
+        self._work(
+            OpenSession(
+                session.id, session.stage, session.positions, session.boundaries, session.sampler, session.resumes,
+                session.resumed,
+            )
+        )  # fmt: skip
 
-    def _activate(self, session: ShardSession) -> None:
+    def _activate(self, session: ShardSession, length: int) -> None:
         session.phase = Phase.ACTIVE
+        session.length_in = session.length_out = length
         if session.keeps_outbox and not session.stage.has_output:
-            self._outbox.open(session.id)
-        self._send(session.head, None, Opened(session.id, session.epoch))
+            if length and session.resumes is not None:
+                self._outbox.adopt(session.id, session.resumes, length, self._size(session.output_codec, 1))
+            else:
+                self._outbox.open(session.id)
+        self._send(session.head, None, Opened(session.id, session.epoch, length))
 
     # ------------------------------------------------------------ steps
 
@@ -356,7 +380,7 @@ class ShardCore:
         if session is None or session.phase is not Phase.OPENING:
             return  # closed meanwhile; the worker has been told
         if isinstance(message, SessionOpened):
-            self._activate(session)
+            self._activate(session, message.length)
         else:
             self._refuse(session, message.code, message.message)
 
@@ -376,9 +400,12 @@ class ShardCore:
             self._forget(session)
         self._batches.clear()
         self._postponed = []
+        self._forget_parked()
 
     def evict_if_idle(self, now_s: float) -> bool:
         """Unloads where nobody has used the shard for long; it stays on offer and loads again at the next OPEN."""
+        for parked in self._parked.expired(now_s, self.settings.eviction_idle_s):
+            self._unpark(parked)
         is_idle = self._is_loaded and not self._sessions and now_s - self._idle_since_s >= self.settings.eviction_idle_s
         if is_idle:
             self.evict()
@@ -389,6 +416,7 @@ class ShardCore:
         if self._is_loaded and not self._sessions:
             self._is_loaded = False
             self._batches.clear()  # of sessions that are gone; the worker ends without an answer
+            self._forget_parked()
             self._work(Unload(self.settings.stage))
 
     def _on_batch_done(self, message: BatchDone, body: bytes, now_s: float) -> None:
@@ -548,6 +576,32 @@ class ShardCore:
         self._send(
             sender, None, Probed(message.session, message.nonce, is_known, worker_idle_us, position_in, position_out)
         )
+
+    def _on_close(self, session: ShardSession, message: Close, now_s: float) -> None:
+        """Ends a session; where its head may come back to it, what it has computed stays with the worker for a while."""
+        length = min(message.keeps, session.length_out)
+        if length == 0 or self.is_draining or session.phase is not Phase.ACTIVE:
+            return self._drop(session, now_s)
+        del self._sessions[session.id]
+        self._remember(session.id)
+        self._ready.pop(session.id, None)
+        self._outbox.truncate(session.id, length, self._size(session.output_codec, 1))
+        self._work(ParkSession(session.id, length))
+        self._idle_since_s = now_s
+        for parked in self._parked.put(session, length, now_s):
+            self._unpark(parked)
+        return None
+
+    def _unpark(self, session: bytes) -> None:
+        self._parked.remove(session)
+        self._outbox.close(session)
+        self._work(CloseSession(session))
+
+    def _forget_parked(self) -> None:
+        """The worker that had them is gone."""
+        for session in self._parked.all():
+            self._parked.remove(session)
+            self._outbox.close(session)
 
     def _drop(self, session: ShardSession, now_s: float) -> None:
         if not self._forget(session):

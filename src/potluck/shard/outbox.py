@@ -34,6 +34,16 @@ class Outbox:
     def open(self, session: bytes) -> None:
         self._pieces[session] = []
 
+    def adopt(self, session: bytes, parent: bytes, length: int, row_bytes: int) -> None:
+        """`session` begins with what `parent` sent below `length`; with nothing, and without keeping more, where that is gone."""
+        pieces = self._pieces.get(parent)
+        if pieces is None:
+            return
+        self._pieces[session] = list(pieces)
+        self._used_bytes += sum(len(piece.body) for piece in pieces)
+        self.truncate(session, length, row_bytes)
+        self._make_room()
+
     def keep(self, session: bytes, position: int, count: int, body: bytes) -> None:
         pieces = self._pieces.get(session)
         if pieces is None:
@@ -41,6 +51,9 @@ class Outbox:
         pieces.append(Kept(position, count, body))
         self._used_bytes += len(body)
         self._pieces.move_to_end(session)
+        self._make_room()
+
+    def _make_room(self) -> None:
         while self._used_bytes > self._budget_bytes and self._pieces:
             self.close(next(iter(self._pieces)))
 

@@ -7,9 +7,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from datetime import UTC, datetime
 
-import msgspec
-
 from potluck.core.errors import ShardUnavailable
+from potluck.core.shard_health import LatencyWindow, ShardHealth
 from potluck.shard.core import ShardCore, Suspect
 from potluck.shard.in_process import InProcessCaller, TensorChunk
 from potluck.shard.settings import ShardSettings
@@ -22,16 +21,7 @@ from potluck.wire.work import FromWorker, LoadFailed
 from potluck.wire.worker_settings import WorkerSettings
 
 Send = Callable[[SendTo], None]
-
-
-class ShardHealth(msgspec.Struct, frozen=True):
-    """How a shard is, for whoever may ask."""
-
-    shard_id: str
-    online: bool
-    last_seen: datetime
-    p95_latency_ms: float
-    queue_depth: int
+__all__ = ["ShardHealth", "ShardServer", "shard_id"]
 
 
 def shard_id(model: str, start: int, stop: int) -> str:
@@ -48,6 +38,7 @@ class ShardServer:
         self.core = ShardCore(node, settings, encoded_bytes)  # type: ignore[arg-type]
         self._latency_ms = metrics.shard_latency_ms.labels(shard_id=self.shard_id)
         self._latencies_s: list[float] = []  # written down once the step is on its way
+        self._last_latencies = LatencyWindow()
         self.core.observe = self._latencies_s.append
         self.supervisor = WorkerSupervisor(worker, self._on_worker_message, self._on_worker_lost)
         self.on_suspect: Callable[[bytes], None] = lambda node: None  # told whom a head has found lost
@@ -116,7 +107,9 @@ class ShardServer:
         self.core.on_worker_message(message, body, self._loop.time())
         self._carry_out()
         while self._latencies_s:
-            self._latency_ms.observe(self._latencies_s.pop() * 1000)
+            latency_ms = self._latencies_s.pop() * 1000
+            self._latency_ms.observe(latency_ms)
+            self._last_latencies.note(latency_ms)
         if isinstance(message, LoadFailed):
             self._failure = f"{message.code}: {message.message}"
         if self.core.state.is_loaded or self._failure:
@@ -146,7 +139,8 @@ class ShardServer:
 
     async def health(self) -> ShardHealth:
         state = self.core.state
-        return ShardHealth(self.shard_id, state.is_loaded, datetime.now(UTC), state.step_us / 1000, state.queue_depth)
+        latency_ms = self._last_latencies.p95_ms
+        return ShardHealth(self.shard_id, state.is_loaded, datetime.now(UTC), latency_ms, state.queue_depth)
 
     def evict_if_idle(self) -> None:
         if self.core.evict_if_idle(self._loop.time()):

@@ -44,6 +44,8 @@ class ShardSession:
     cuts: int = 0  # how often it was cut back; what was computed before the last time is void
     credits: int = 0
     held_token: Waiting | None = None  # chosen, and waiting for the ring's credit
+    resumes: bytes | None = None  # a parked session that it begins with …
+    resumed: int = 0  # … and how much of it
 
     @classmethod
     def of(cls, message: Open, head: bytes) -> "ShardSession":

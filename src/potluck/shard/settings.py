@@ -19,7 +19,8 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int = 64  # steps of one session
     batch_tokens: int = 256  # of prompts, in one batch
     replay_rows: int = 128  # in one replayed step
-    eviction_idle_s: float = 600.0
+    eviction_idle_s: float = 600.0  # of the shard, and of KV that was left for a next request
+    parked_sessions: int = 32  # at most so many of those
     is_spare: bool = False
 
 

@@ -24,6 +24,7 @@ class Metrics:
             "failover_pause_ms", "From the last progress before a loss to the next token"
         )
         self.failovers = self._counter("failovers", "Lost shards that were replaced in a running answer")
+        self.reused_tokens = self._counter("reused_tokens", "Of prompts, that shards had from an earlier request")
         self.fallback_to_local = self._counter("fallback_to_local", "Answers that went on with this node's own copy")
         self.shard_corruption_detected = self._counter(
             "shard_corruption_detected", "Activations that no sound shard sends", ["node"]

@@ -46,6 +46,10 @@ class HashSession:
         self.length = 0
         self.history = list(sampler.history) if sampler is not None else []
 
+    def resume(self, parent: "HashSession", length: int) -> None:
+        self.chains = {layer: chain[:length] for layer, chain in parent.chains.items()}
+        self.length = length
+
     def truncate(self, length: int, sampler: Sampler | None) -> None:
         self.length = length
         for chain in self.chains.values():

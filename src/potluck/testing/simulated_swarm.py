@@ -23,6 +23,7 @@ from potluck.wire.work import (
     Load,
     Loaded,
     OpenSession,
+    ParkSession,
     RunBatch,
     SessionOpened,
     ToWorker,
@@ -88,6 +89,7 @@ class SimWorker:
     def __init__(self, clock: Clock, tell: Callable[[FromWorker, bytes], None], speed: float) -> None:
         self._clock, self._tell, self._speed = clock, tell, speed
         self.sessions: dict[bytes, HashSession] = {}
+        self.parked: dict[bytes | None, HashSession] = {}
         self.is_alive = True
         self.sleeper = Sleeper(clock)
         self.sign_of_life_s = 0.0
@@ -112,13 +114,20 @@ class SimWorker:
         if isinstance(message, Load):
             return Loaded(message.stage, 0, 0, int(self._speed * 1e6)), b""
         if isinstance(message, OpenSession):
-            self.sessions[message.session] = HashSession(message.stage, message.boundaries, message.sampler)
-            return SessionOpened(message.session), b""
+            session = HashSession(message.stage, message.boundaries, message.sampler)
+            if message.resumes in self.parked:
+                session.resume(self.parked[message.resumes], message.resumed)
+            self.sessions[message.session] = session
+            return SessionOpened(message.session, session.length), b""
         if isinstance(message, TruncateSession):
             if message.session in self.sessions:
                 self.sessions[message.session].truncate(message.length, message.sampler)
+        elif isinstance(message, ParkSession):
+            self.parked[message.session] = self.sessions.pop(message.session)
+            self.parked[message.session].truncate(message.length, None)
         elif isinstance(message, CloseSession):
             self.sessions.pop(message.session, None)
+            self.parked.pop(message.session, None)
         elif isinstance(message, RunBatch):
             return self._batch(message, body)
         return None
@@ -177,8 +186,8 @@ class SimShard:
             return ""
         if self.core.session_count or self.core.outbox_bytes or self.core.state.queue_depth:
             return f"{self.core!r}, {self.core.outbox_bytes} outbox bytes, {self.core.state}"
-        if self.worker is not None and self.worker.sessions:
-            return f"KV of {len(self.worker.sessions)} sessions"
+        if self.worker is not None and (self.worker.sessions or self.worker.parked):
+            return f"KV of {len(self.worker.sessions)} sessions and of {len(self.worker.parked)} that are parked"
         return ""
 
     def _start_worker(self) -> None:

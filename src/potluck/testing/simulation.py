@@ -134,7 +134,7 @@ def _add_head(scenario: Scenario, node: bytes, parts: Parts) -> None:
     pipeline = greedy_cover(scenario.candidates, Stage(0, layers, True, True))
     assert pipeline is not None
     ids = (draw.randbytes(16) for _ in itertools.count())
-    generation = parts.generation(request, pipeline, _repick(scenario), settings, lambda: next(ids), node)
+    generation = parts.generation(request, pipeline, repick_of(scenario), settings, lambda: next(ids), node)
     sampler = Sampler(params, 0, len(prompt), prompt, eos, len(prompt) + count, grammar, prompt_logprobs)
     head = SimHead(
         world, node, generation, undisturbed(prompt, layers, count, sampler, boundaries, eos),
@@ -144,7 +144,7 @@ def _add_head(scenario: Scenario, node: bytes, parts: Parts) -> None:
     scenario.heads.append(head)
 
 
-def _repick(scenario: Scenario) -> Repick:
+def repick_of(scenario: Scenario) -> Repick:
     def repick(
         kept: Sequence[Placed | None], excluded: frozenset[bytes], allows_local: bool
     ) -> list[list[Placed]] | None:

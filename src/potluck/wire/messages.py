@@ -14,7 +14,7 @@ from potluck.core.grammar import Grammar
 from potluck.core.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from potluck.identity.signed import Signed
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_POSITIONS = 1 << 20
 MAX_STEP_TOKENS = 4096
 MAX_HISTORY = 1 << 20
@@ -100,6 +100,8 @@ class Wiring(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Open(_Message, frozen=True, tag="open"):
+    """`resumes`: a session of the same head that ended with its KV kept, whose first `resumed` positions are the same tokens'."""
+
     session: SessionId
     epoch: Epoch
     model: Name
@@ -111,11 +113,16 @@ class Open(_Message, frozen=True, tag="open"):
     boundaries: Annotated[tuple[Boundary, ...], Meta(max_length=64)] = ()
     sampler: Sampler | None = None
     keeps_outbox: bool = True
+    resumes: SessionId | None = None
+    resumed: Position = 0
 
 
 class Opened(_Message, frozen=True, tag="opened"):
+    """`length`: positions that it has already, from the session that it resumes."""
+
     session: SessionId
     epoch: Epoch
+    length: Position = 0
 
 
 class Refused(_Message, frozen=True, tag="refused"):
@@ -212,9 +219,14 @@ class Credit(_Message, frozen=True, tag="credit"):
 
 
 class Close(_Message, frozen=True, tag="close"):
-    """Frees the session; also how a generation is cancelled. Not answered: it cannot fail."""
+    """Frees the session; also how a generation is cancelled. Not answered: it cannot fail.
+
+    `keeps`: the KV of so many positions may stay for a while, for an OPEN that resumes the session; 0: nothing stays. Said again
+    with 0, it frees what had stayed.
+    """
 
     session: SessionId
+    keeps: Position = 0
 
 
 class ShardLost(_Message, frozen=True, tag="shard_lost"):

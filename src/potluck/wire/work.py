@@ -32,13 +32,18 @@ class Unload(_Work, frozen=True, tag="unload"):
 
 
 class OpenSession(_Work, frozen=True, tag="open_session"):
-    """Reserve KV for `positions` on the part `stage` of a loaded shard; answered by SessionOpened or SessionRefused."""
+    """Reserve KV for `positions` on the part `stage` of a loaded shard; answered by SessionOpened or SessionRefused.
+
+    `resumes`: a parked session of the same stage and boundaries, whose first `resumed` positions this one begins with.
+    """
 
     session: SessionId
     stage: Stage
     positions: Position
     boundaries: Annotated[tuple[Boundary, ...], Meta(max_length=64)]
     sampler: Sampler | None
+    resumes: SessionId | None = None
+    resumed: Position = 0
 
 
 class WorkItem(msgspec.Struct, frozen=True, array_like=True):
@@ -70,6 +75,13 @@ class TruncateSession(_Work, frozen=True, tag="truncate_session"):
     sampler: Sampler | None
 
 
+class ParkSession(_Work, frozen=True, tag="park_session"):
+    """Nothing more comes for it. Keep the KV of `length` positions for sessions that resume it, as long as nobody needs the room."""
+
+    session: SessionId
+    length: Position
+
+
 class CloseSession(_Work, frozen=True, tag="close_session"):
     session: SessionId
 
@@ -78,7 +90,7 @@ class Ping(_Work, frozen=True, tag="ping"):
     nonce: int
 
 
-ToWorker = Load | Unload | OpenSession | RunBatch | TruncateSession | CloseSession | Ping
+ToWorker = Load | Unload | OpenSession | RunBatch | TruncateSession | ParkSession | CloseSession | Ping
 
 
 # ---------------------------------------------------------------- worker to daemon
@@ -98,7 +110,10 @@ class LoadFailed(_Work, frozen=True, tag="load_failed"):
 
 
 class SessionOpened(_Work, frozen=True, tag="session_opened"):
+    """`length`: positions that it has from the session that it resumes; 0 where that is gone."""
+
     session: SessionId
+    length: Position = 0
 
 
 class SessionRefused(_Work, frozen=True, tag="session_refused"):
@@ -142,6 +157,7 @@ __all__ = [
     "LoadFailed",
     "Loaded",
     "OpenSession",
+    "ParkSession",
     "Ping",
     "Pong",
     "RunBatch",

@@ -98,10 +98,18 @@ class LoadedStages:
             loaded = self._build_end(stage)
         if loaded is None:
             raise BadRequest(f"{stage_name(stage)} is not loaded here")
-        others = sum(each.engine.kv.reserved_bytes for each in self._loaded if each is not loaded)
-        kv = loaded.engine.kv
-        kv.budget_bytes = min(kv.capacity_bytes, self._settings.kv_budget_bytes - others)
+        self._grant(loaded.engine)
         return loaded.engine, loaded.engine.open(positions, layers_of(stage))
+
+    def fork(self, engine: ShardEngine, session: int, positions: int) -> int:
+        """As `ShardEngine.fork`, within the budget of all stages."""
+        self._grant(engine)
+        return engine.fork(session, positions)
+
+    def _grant(self, engine: ShardEngine) -> None:
+        """What the other engines leave of the budget."""
+        others = sum(each.engine.kv.reserved_bytes for each in self._loaded if each.engine is not engine)
+        engine.kv.budget_bytes = min(engine.kv.capacity_bytes, self._settings.kv_budget_bytes - others)
 
     def _around(self, stage: Stage) -> LoadedStage | None:
         """The narrowest engine around `stage`. A session without layers needs an engine without: None means all of them there."""

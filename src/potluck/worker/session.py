@@ -41,6 +41,11 @@ class WorkerSession:
         if self.chooser is not None:
             self.chooser.truncate(length)
 
+    def park(self, length: int) -> None:
+        """Only its keys and values stay, for sessions that begin with the same tokens."""
+        self.engine.park(self.number, min(length, self.engine.length(self.number)))
+        self.chooser = None
+
     def close(self) -> None:
         self.engine.close_session(self.number)
 

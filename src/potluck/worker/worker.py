@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Sequence
 
-from potluck.core.errors import BadRequest, PotluckError
+from potluck.core.errors import BadRequest, OutOfKvMemory, PotluckError
 from potluck.engine.shard_engine import Notice, ShardEngine
 from potluck.wire.messages import Sampler
 from potluck.wire.work import (
@@ -12,6 +12,7 @@ from potluck.wire.work import (
     Load,
     LoadFailed,
     OpenSession,
+    ParkSession,
     RunBatch,
     SessionOpened,
     SessionRefused,
@@ -36,6 +37,7 @@ class Worker:
         self.is_finished = False
         self._stages = LoadedStages(settings, notice)
         self._sessions: dict[bytes, WorkerSession] = {}
+        self._parked: dict[bytes, WorkerSession] = {}  # oldest first; they give way to sessions that need the room
         self._batches = BatchRunner(self._sessions, settings.row_norm_limit)
 
     def __repr__(self) -> str:
@@ -49,6 +51,8 @@ class Worker:
             return [(self._open(message), ())]
         if isinstance(message, TruncateSession):
             self._truncate(message)
+        elif isinstance(message, ParkSession):
+            self._park(message)
         elif isinstance(message, CloseSession):
             self._close(message.session)
         elif isinstance(message, Load):
@@ -75,6 +79,8 @@ class Worker:
         return refusals
 
     def _end_sessions(self, engine: ShardEngine) -> list[SessionRefused]:
+        for session_id in [each for each, session in self._parked.items() if session.engine is engine]:
+            self._close(session_id)
         doomed = [session_id for session_id, session in self._sessions.items() if session.engine is engine]
         for session_id in doomed:
             self._close(session_id)
@@ -84,13 +90,14 @@ class Worker:
         try:
             if message.session in self._sessions:
                 raise BadRequest("that session is open already")
-            self._sessions[message.session] = self._new_session(message)
+            session = self._new_session(message)
         except PotluckError as error:
             return SessionRefused(message.session, error.code, str(error)[:_TEXT])
-        return SessionOpened(message.session)
+        self._sessions[message.session] = session
+        return SessionOpened(message.session, session.engine.length(session.number))
 
     def _new_session(self, message: OpenSession) -> WorkerSession:
-        engine, number = self._stages.open(message.stage, message.positions)
+        engine, number = self._reserve(message)
         try:
             chooser = None
             if message.sampler is not None and message.stage.has_output:
@@ -101,6 +108,29 @@ class Worker:
         lossy = tuple(boundary for boundary in message.boundaries if boundary.codec != "fp32")
         return WorkerSession(engine, number, message.stage, layers_of(message.stage), message.positions, lossy, chooser)
 
+    def _reserve(self, message: OpenSession) -> tuple[ShardEngine, int]:
+        """A place in an engine: a fork of the parked session that is resumed, or an empty one."""
+        while True:
+            parked = None if message.resumes is None else self._parked.get(message.resumes)
+            try:
+                if parked is None:
+                    return self._stages.open(message.stage, message.positions)
+                number = self._stages.fork(parked.engine, parked.number, message.positions)
+            except OutOfKvMemory:
+                if not self._parked:
+                    raise
+                # The one that is wanted goes last, and then everything is computed anew.
+                self._close(min(self._parked, key=lambda session_id: session_id == message.resumes))
+                continue
+            parked.engine.truncate(number, min(message.resumed, parked.engine.length(number)))
+            return parked.engine, number
+
+    def _park(self, message: ParkSession) -> None:
+        session = self._sessions.pop(message.session, None)
+        if session is not None:
+            session.park(message.length)
+            self._parked[message.session] = session
+
     def _truncate(self, message: TruncateSession) -> None:
         session = self._sessions.get(message.session)
         if session is None:
@@ -110,7 +140,7 @@ class Worker:
             session.chooser = self._chooser_or_none(message.sampler, session.engine)
 
     def _close(self, session_id: bytes) -> None:
-        session = self._sessions.pop(session_id, None)
+        session = self._sessions.pop(session_id, None) or self._parked.pop(session_id, None)
         if session is not None:
             session.close()
 

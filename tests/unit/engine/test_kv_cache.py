@@ -331,3 +331,20 @@ def test_random_histories_keep_every_session_apart(seed: int) -> None:
     model = Model(seed)
     for _ in range(150):
         model.step()
+
+
+def test_a_shrunk_session_gives_back_what_it_does_not_use_and_can_still_be_forked() -> None:
+    cache = cache_of(8)
+    parent = opened(cache, 6 * PAGE)
+    cache.extend(parent, PAGE + 1)
+    parent.length = PAGE + 1
+    cache.shrink(parent)
+    assert cache.reserved_bytes == 2 * PAGE_BYTES
+    child = cache.fork(parent, 6 * PAGE)
+    assert cache.reserved_bytes == 8 * PAGE_BYTES
+    with pytest.raises(OutOfKvMemory):
+        cache.extend(parent, PAGE)
+    cache.extend(child, PAGE)
+    cache.close(parent)
+    cache.close(child)
+    assert (cache.reserved_bytes, cache.used_bytes) == (0, 0)

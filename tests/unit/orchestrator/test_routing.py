@@ -107,14 +107,14 @@ def test_only_shards_of_exactly_this_model_are_candidates() -> None:
 def test_weights_mismatch_is_said_so() -> None:
     """HearthNet §8.1: pipeline construction with a weights mismatch → weights_mismatch."""
     store = store_of((1, info(0, 15, weights="b" * 64)))
-    assert store.explain_gap("m", "a" * 64, LAYERS).startswith(
-        "weights_mismatch: nobody holds m with weights aaaaaaaaaaaa"
-    )
+    gap = store.gap("m", "a" * 64, LAYERS)
+    assert (gap.code, str(gap)) == ("weights_mismatch", "nobody holds m with weights aaaaaaaaaaaa")
 
 
 def test_missing_layers_are_named() -> None:
     store = store_of((1, info(0, 4)), (2, info(7, 15)))
-    assert store.explain_gap("m", "a" * 64, LAYERS) == "no shard holds layer 5, 6 of m"
+    gap = store.gap("m", "a" * 64, LAYERS)
+    assert (gap.code, str(gap)) == ("shard_unavailable", "no shard holds layer 5, 6 of m")
 
 
 def test_spares_come_after_everybody_else_and_ones_own_last() -> None:
@@ -232,5 +232,11 @@ def test_reverse_routes_assign_no_output_to_others() -> None:
 
 def test_ones_own_shards_are_as_good_as_others_where_that_is_wanted() -> None:
     store = store_of((1, info(0, 15, depth=40)), (3, info(0, 15)), own=3)
-    equal = store.candidates("m", "a" * 64, 1, True, is_own_equal=True)
+    equal = store.candidates("m", "a" * 64, 1, True, own="equal")
     assert min(equal, key=lambda c: c.queue_depth).node == node(3)
+
+
+def test_ones_own_shards_come_first_once_others_have_failed_too_often() -> None:
+    store = store_of((1, info(0, 15)), (2, info(0, 15, spare=True)), (3, info(0, 15, depth=40)), own=3)
+    assert min(store.candidates("m", "a" * 64, 1, True, own="first"), key=lambda c: c.queue_depth).node == node(3)
+    assert [c.node for c in store.candidates("m", "a" * 64, 1, False, own="first")] == [node(1), node(2)]

@@ -1,0 +1,40 @@
+"""How a node's API uses pipelines, as the configuration file says: what `potluck up` and `potluck join` have in common."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from potluck.gateway.server import GatewaySettings
+    from potluck.orchestrator.orchestrator import DistributedChatParams, PipelineOrchestrator
+
+
+def api_params(holder_wait_s: float) -> "DistributedChatParams":
+    """`holder_wait_s`: how long a stream stays open where nobody holds some layers."""
+    from potluck.node.configuration_file import read_configuration
+    from potluck.orchestrator.orchestrator import DistributedChatParams
+    from potluck.orchestrator.request import GenerationSettings
+
+    configuration = read_configuration()
+    return DistributedChatParams(
+        allow_self_as_shard=configuration.allow_self_as_shard,
+        settings=GenerationSettings(
+            holder_wait_s=holder_wait_s, stall_timeout_s=configuration.shard_health_timeout_seconds, keeps_kv=True
+        ),
+        fallback_to_local=configuration.fallback_to_local,
+        max_shards_per_request=configuration.max_shards_per_request,
+        activation_dtype=configuration.activation_dtype,
+    )
+
+
+def limit_pipelines(orchestrator: "PipelineOrchestrator", settings: "GatewaySettings") -> "GatewaySettings":
+    """Where the file names `max_concurrent_pipelines`: requests wait in the API's queue rather than be refused behind it."""
+    import msgspec
+
+    from potluck.node.configuration_file import configured_keys, read_configuration
+
+    if "max_concurrent_pipelines" not in configured_keys():
+        return settings
+    most = read_configuration().max_concurrent_pipelines
+    orchestrator.max_concurrent_pipelines = most
+    admission = settings.service.admission
+    fewer = msgspec.structs.replace(admission, max_concurrent_requests=min(admission.max_concurrent_requests, most))
+    return msgspec.structs.replace(settings, service=msgspec.structs.replace(settings.service, admission=fewer))
