@@ -224,7 +224,8 @@ class CpuEngine(ShardEngine):
         if step.hidden is not None:
             return step.hidden
         assert self._weights.embedding is not None
-        rows = self._weights.embedding.look_up(np.asarray(step.tokens, np.int64))
+        assert step.tokens is not None
+        rows = self._weights.embedding.look_up(step.tokens)
         return rows if rounded is None else rounded(rows)
 
     def _cut(self, steps: Sequence[Step]) -> list[list[_Row]]:

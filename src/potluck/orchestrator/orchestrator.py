@@ -56,12 +56,18 @@ class Running:
         self.timings = StageTimings()
         self.frames: asyncio.Queue[StreamFrame] = asyncio.Queue()
         self.timer: asyncio.TimerHandle | None = None
-        self._began_s = self._first_s = asyncio.get_running_loop().time()
+        self.timer_s = 0.0
+        self._began_s = self._first_s = time.monotonic()
         self._tokens = 0
+
+    def drop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
     def note(self, frame: StreamFrame, metrics: Metrics) -> None:
         """Counts what a frame tells; nothing of its content."""
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         if isinstance(frame, TokenDelta):
             self._tokens += 1
             if self._tokens == 1:
@@ -79,7 +85,7 @@ class Running:
             metrics.tokens_per_second.set((self._tokens - 1) / max(now - self._first_s, 1e-9))
 
     def watched(self) -> Watched:
-        generation, now = self.generation, asyncio.get_running_loop().time()
+        generation, now = self.generation, time.monotonic()
         elapsed_s = max(now - self._first_s, 1e-9)
         return Watched(
             self.label, generation.request.model, self._phase(), self._tokens,
@@ -184,7 +190,7 @@ class PipelineOrchestrator:
                 self._returned(node)
 
     def _returned(self, node: bytes) -> None:
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         for running in list(self._running):
             running.generation.on_returned(node, now)
             self._carry_out(running)
@@ -227,12 +233,11 @@ class PipelineOrchestrator:
             raise ShardUnavailable(f"all {self.max_concurrent_pipelines} pipelines are in use")
         self._started += 1
         running = Running(self._generation(request, params), params.label or str(self._started))
-        loop = asyncio.get_running_loop()
         trace = self.traces.begin(running.label, request.model, time.perf_counter())
         self._watch_timings(running, trace)
         self._running.append(running)
         try:
-            running.generation.start(loop.time())
+            running.generation.start(time.monotonic())
             self._carry_out(running)
             if params.on_stages is not None:
                 params.on_stages(running.generation.stages)
@@ -241,7 +246,7 @@ class PipelineOrchestrator:
                 running.note(frame, self._metrics)
                 trace.frame(frame)
                 if isinstance(frame, TokenDelta):
-                    running.generation.consumed(1, loop.time())
+                    running.generation.consumed(1, time.monotonic())
                     self._carry_out(running)
                 elif params.on_stages is not None:
                     params.on_stages(running.generation.stages)
@@ -253,8 +258,7 @@ class PipelineOrchestrator:
             running.generation.cancel()
             self._carry_out(running)
             self._running.remove(running)
-            if running.timer is not None:
-                running.timer.cancel()
+            running.drop_timer()
 
     def pipeline_for(self, request: GenerationRequest, params: DistributedChatParams) -> list[Placed]:
         """The shards that a request would use. Raises ShardUnavailable with what is missing."""
@@ -290,7 +294,7 @@ class PipelineOrchestrator:
     def _candidates(
         self, request: GenerationRequest, allows_local: bool, is_own_equal: bool = False
     ) -> list[Candidate]:
-        now_s = asyncio.get_running_loop().time()
+        now_s = time.monotonic()
         return self.store.candidates(
             request.model, request.weights_sha256, request.arithmetic, allows_local or is_own_equal, now_s, is_own_equal
         )
@@ -319,17 +323,17 @@ class PipelineOrchestrator:
             if session in running.generation.sessions:
                 if isinstance(message, Opened):
                     self.store.clear_suspicion(sender)  # it works
-                running.generation.on_message(sender, message, asyncio.get_running_loop().time(), body)
+                running.generation.on_message(sender, message, time.monotonic(), body)
                 self._carry_out(running)
                 return True
         return False
 
     def on_suspect(self, node: bytes) -> None:
         """The head of a pipeline that this node has a part in has found that node lost."""
-        self.store.suspect(node, asyncio.get_running_loop().time())
+        self.store.suspect(node, time.monotonic())
 
     def on_lost(self, node: bytes, reason: str) -> None:
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         for running in list(self._running):
             running.generation.on_lost(node, reason, now)
             self._carry_out(running)
@@ -339,15 +343,22 @@ class PipelineOrchestrator:
             self._send(effect)
         for frame in running.generation.take_frames():
             running.frames.put_nowait(frame)
-        if running.timer is not None:
-            running.timer.cancel()
-            running.timer = None
-        if not running.generation.is_ended:
-            loop = asyncio.get_running_loop()
-            running.timer = loop.call_at(running.generation.next_wake_s(), self._on_time, running)
+        self._set_timer(running)
+
+    def _set_timer(self, running: Running) -> None:
+        """One that rings too early does no harm, so it is left alone while every token puts the time off."""
+        if running.generation.is_ended:
+            return running.drop_timer()
+        wake_s = running.generation.next_wake_s()
+        if running.timer is None or wake_s < running.timer_s:
+            running.drop_timer()
+            running.timer_s = wake_s
+            running.timer = asyncio.get_running_loop().call_at(wake_s, self._on_time, running)
+        return None
 
     def _on_time(self, running: Running) -> None:
-        running.generation.on_time(asyncio.get_running_loop().time())
+        running.timer = None
+        running.generation.on_time(time.monotonic())
         self._carry_out(running)
 
     async def close(self) -> None:
