@@ -391,13 +391,14 @@ class ShardCore:
         if batch is None:
             self.counters["unknown_batch"] += 1
             return
-        offset, compute_us = 0, message.compute_us
+        offset = 0
+        share_us = message.compute_us
+        if len(batch) == 1 and batch[0].step.count == 1:
+            self._step_us = share_us if self._step_us == 0 else (7 * self._step_us + share_us) // 8
         for running, output in zip(batch, message.outputs, strict=True):
             piece = body[offset : offset + output.size_bytes]
             offset += output.size_bytes
-            self._on_output(running, output, piece, compute_us, now_s)
-        if len(batch) == 1 and batch[0].step.count == 1:
-            self._step_us = compute_us if self._step_us == 0 else (7 * self._step_us + compute_us) // 8
+            self._on_output(running, output, piece, share_us, now_s)
         self._run_batch()
 
     def _on_output(self, running: _Running, output: WorkOutput, body: bytes, compute_us: int, now_s: float) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from potluck.shard.worker_process import OnLost, OnMessage, WorkerProcess
 from potluck.wire.messages import Stage
-from potluck.wire.work import Load, ToWorker, Unload
+from potluck.wire.work import FromWorker, Load, ToWorker, Unload
 from potluck.wire.worker_settings import WorkerSettings
 
 _LOG = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ class WorkerSupervisor:
     async def _start(self, attempt: int) -> None:
         self._started_at = asyncio.get_running_loop().time()
         try:
-            worker = await WorkerProcess.start(self.settings, self._on_message, self._lost)
+            worker = await WorkerProcess.start(self.settings, self._deliver, self._lost)
         except OSError as error:  # no more processes or file handles to be had
             if attempt == self._attempt:
                 self._lost(f"a worker could not be started: {error}")
@@ -146,6 +146,9 @@ class WorkerSupervisor:
             worker.send(Load(stage))
         if self._on_started is not None:
             self._on_started()
+
+    def _deliver(self, message: FromWorker, body: bytes) -> None:
+        self._on_message(message, body)
 
     # ------------------------------------------------------------ ending
 
