@@ -51,6 +51,16 @@ class HopFigures(msgspec.Struct, frozen=True):
     tokens_per_s: float
 
 
+class LargeSplit(msgspec.Struct, frozen=True):
+    """Decode of a model of a real one's size."""
+
+    model: str
+    split_ratio: float
+    unsplit_tokens_per_s: float
+    split_tokens_per_s: float
+    hop: HopFigures
+
+
 class PipelineReport(msgspec.Struct, frozen=True):
     model: str
     split_ratio: float
@@ -63,6 +73,7 @@ class PipelineReport(msgspec.Struct, frozen=True):
     unsplit_prefill_tokens_per_s: float
     split_prefill_tokens_per_s: float
     hops: tuple[HopFigures, ...]
+    large: LargeSplit | None = None
 
 
 class Head:

@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +28,13 @@ from potluck.engine.kernels.memory import (
     BATCH_WORDS,
     TILE_WORDS,
 )
+from potluck.engine.kernels.schedule import run_alone
 from potluck.engine.kv_cache import KvCache, KvShape
-from potluck.engine.kv_format import uses_half_kv
+from potluck.engine.kv_format import PAGE_POSITIONS, uses_half_kv
 from potluck.engine.packed_cache import PackedCache
 from potluck.engine.program import Program
 from potluck.engine.shard_engine import (
+    EngineSession,
     EngineSettings,
     Notice,
     Round,
@@ -49,7 +52,19 @@ Floats = npt.NDArray[np.float32]
 _BUFFER_FLOATS = 4 << 20  # bound on the widest buffer, which sets how many rows go through the layers at once
 _MAX_ROWS, _MIN_ROWS = 256, 32
 _OUTPUT_FLOATS = 2 << 20
+_NOTHING = np.float32(-np.inf)
 _FEW_SLOTS = 4096  # attention is cut into spans as tasks of their own only while their partial sums stay this few
+
+
+class _Expected(NamedTuple):
+    """One more token of a session, made ready: its page is there, its place is in the batch, its program is found."""
+
+    session: int
+    position: int
+    held: EngineSession
+    program: Program
+    has_logits: bool
+    kv_changes: int
 
 
 @dataclass
@@ -94,6 +109,8 @@ class CpuEngine(ShardEngine):
         self._tiles = np.zeros((self.max_rows, TILE_WORDS), np.int64)
         self._batch[BATCH_TILES] = self._tiles.ctypes.data
         self._batch_address = int(self._batch.ctypes.data)
+        self._row = self._decoder.hidden[:1]
+        self._expected: _Expected | None = None
         give_back_compiler_pages()
 
     @property
@@ -112,7 +129,54 @@ class CpuEngine(ShardEngine):
 
     # ------------------------------------------------------------ steps
 
+    def expect(self, session: int) -> None:
+        """Plain decoding only: one token, through all of the session's layers at once, and with logits where they come out."""
+        held = self._session(session)
+        layers, position = held.layers, held.kv.length
+        self._expected = None
+        if layers is None or position >= min(self.facts.context_length, held.kv.reserved_pages * PAGE_POSITIONS):
+            return
+        self.kv.extend(held.kv, 1)
+        self._decoder.reserve_positions(position + 1)
+        head = self._head if self._ends_with(held) else None
+        program = self._decoder.program_for(layers.start, layers.stop, layers.start, head)
+        self._describe([Step(session, position, tokens=(0,))], [_Row(0, 0, 1)])
+        self._expected = _Expected(session, position, held, program, head is not None, self.kv.changes)
+
+    def _forward_expected(self, expected: _Expected, step: Step) -> StepResult | None:
+        """None where the step is not the expected one. What `expect` has seen to need not be looked at again."""
+        kv = expected.held.kv
+        if (
+            step.session != expected.session
+            or not step.position == expected.position == kv.length
+            or step.count != 1
+            or expected.kv_changes != self.kv.changes
+            or tuple(step.logits) != ((0,) if expected.has_logits else ())
+        ):
+            return None
+        self._check_input(step, expected.held)
+        self._row[:] = self._input(step, None)
+        self._run(expected.program, 1, 1)
+        kv.length += 1
+        return self._decoded(step, 0, self._row)
+
+    def _decoded(self, step: Step, row: int, hidden: Floats) -> StepResult:
+        """What a run that included the logits has left in `row`."""
+        if not step.logits:
+            return StepResult(hidden, None)
+        assert self._head is not None
+        logits = self._head.logits[row]
+        if not step.is_greedy:
+            return StepResult(hidden, logits[None].copy())
+        token = int(logits.argmax())  # of the first that is not a number, where there is one
+        return StepResult(hidden, None, (token if logits[token] > _NOTHING else -1,))
+
     def forward(self, steps: Sequence[Step], roundings: Sequence[Rounding] = ()) -> list[StepResult]:
+        expected, self._expected = self._expected, None
+        if expected is not None and not roundings and len(steps) == 1:
+            result = self._forward_expected(expected, steps[0])
+            if result is not None:
+                return [result]
         self._check(steps)
         for step in steps:
             self.kv.extend(self._session(step.session).kv, step.count)
@@ -129,7 +193,7 @@ class CpuEngine(ShardEngine):
         for step in steps:
             self._session(step.session).kv.length += step.count
         if head is not None and programs:
-            return [StepResult(rows, head.logits[i : i + 1].copy()) for i, rows in enumerate(outputs)]
+            return [self._decoded(step, i, outputs[i]) for i, step in enumerate(steps)]
         logits = self._logits(steps, outputs, before_output)
         return [StepResult(rows, chosen) for rows, chosen in zip(outputs, logits, strict=True)]
 
@@ -160,7 +224,8 @@ class CpuEngine(ShardEngine):
         if step.hidden is not None:
             return step.hidden
         assert self._weights.embedding is not None
-        rows = self._weights.embedding.look_up(np.asarray(step.tokens, np.int64))
+        assert step.tokens is not None
+        rows = self._weights.embedding.look_up(step.tokens)
         return rows if rounded is None else rounded(rows)
 
     def _cut(self, steps: Sequence[Step]) -> list[list[_Row]]:
@@ -222,14 +287,13 @@ class CpuEngine(ShardEngine):
 
     def _run(self, program: Program, rows: int, kind: int) -> None:
         self._batch[BATCH_ROWS] = rows
-        place = (program.table_address, len(program), self._batch_address, program.sync_address)
         if self.settings.threads == 1:
-            self._team.run(*place, 1)
+            run_alone(program.table_address, program.length, self._batch_address)
             return
-        size = (rows << 24) | (len(program) << 1) | kind  # what the governor compares: equal work only
+        size = (rows << 24) | (program.length << 1) | kind  # what the governor compares: equal work only
         threads = self._governor.choose(size)
         start, used = time.perf_counter(), time.process_time()
-        self._team.run(*place, threads)
+        self._team.run(program.table_address, program.length, self._batch_address, program.sync_address, threads)
         self._governor.record(size, threads, time.perf_counter() - start, time.process_time() - used)
 
     @property
@@ -241,6 +305,7 @@ class CpuEngine(ShardEngine):
         self._check_projection(held, len(rows))
         assert self._head is not None
         _, rounded = at_ends(held.layers, roundings)
+        self._expected = None
         self._head.hidden[: len(rows)] = rows if rounded is None else rounded(rows)
         self._run(self._head.program, len(rows), 0)
         return self._head.logits[: len(rows)].copy()

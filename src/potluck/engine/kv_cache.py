@@ -95,6 +95,7 @@ class KvCache:
         self.budget_bytes = self.capacity_bytes = budget_bytes  # the budget may be lowered, and raised again up to this
         self.reserved_bytes = 0
         self.used_bytes = 0
+        self.changes = 0  # how often some session's pages were dropped or shared: addresses taken before do not hold
 
     def __repr__(self) -> str:
         return f"<KvCache {self.used_bytes >> 20} MiB used, {self.reserved_bytes >> 20} reserved of {self.budget_bytes >> 20}>"
@@ -121,6 +122,7 @@ class KvCache:
         """A session that starts with all of the parent's positions and has room for `positions` in all."""
         child = self.open(max(positions, parent.length, 1), parent.layers)
         child.pages = parent.pages[: -(-parent.length // PAGE_POSITIONS)]
+        self.changes += 1
         for page in child.pages:
             page.users += 1
         child.addresses[: len(child.pages)] = [page.address for page in child.pages]
@@ -183,6 +185,7 @@ class KvCache:
         self.used_bytes += session.page_bytes
 
     def _drop(self, session: KvSession, keep: int) -> None:
+        self.changes += 1
         for page in session.pages[keep:]:
             page.users -= 1
             if page.users == 0:

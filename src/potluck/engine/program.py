@@ -54,6 +54,7 @@ class Program:
         self.table: Words = np.zeros(0, np.int64)
         self.sync: Words = np.zeros(0, np.int64)
         self.table_address = self.sync_address = 0  # asking numpy for them costs more than many a kernel
+        self.length = 0
 
     def add(
         self, kernel: int, arguments: Sequence[int], *, policy: int, units: int = 0, is_beside_previous: bool = False
@@ -68,6 +69,7 @@ class Program:
         for row, (kernel, words, policy, units, starts_phase) in zip(self.table, self._operations, strict=True):
             row[:] = (kernel, words.ctypes.data, policy, units, int(starts_phase))
         self.sync = np.zeros((len(self._operations), SYNC_WORDS), np.int64)
+        self.length = len(self._operations)
         self.table_address, self.sync_address = int(self.table.ctypes.data), int(self.sync.ctypes.data)
 
     def __len__(self) -> int:

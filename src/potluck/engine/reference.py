@@ -186,7 +186,7 @@ class ReferenceDecoder:
         self._tables: dict[Rotary, RotaryTable] = {}
 
     def embed(self, tokens: list[int]) -> Floats:
-        return Embedding(self.checkpoint).look_up(np.asarray(tokens, np.int64))
+        return Embedding(self.checkpoint).look_up(tokens)
 
     def forward(self, hidden: Floats) -> Floats:
         for layer in self.layers:

@@ -39,8 +39,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     is_batch_invariant: bool = False  # on a GPU: one kernel for every number of rows, at some cost; a CPU is anyway
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """Some consecutive tokens of one session: token ids where the shard owns the embedding, hidden rows where it does not.
 
     `position` must be the session's length. `logits` lists which of the step's tokens to return logits for. `is_greedy`: the
@@ -63,8 +62,7 @@ class Step:
         return len(self.hidden) if self.hidden is not None and self.hidden.ndim else 0
 
 
-@dataclass(frozen=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True):
     """`hidden`: (tokens, hidden size) out of the shard's last layer, or (0, hidden size); `logits`: (chosen tokens, vocabulary).
 
     `likeliest`: instead of logits, the token with the largest (of equal ones the lowest id), -1 where one is not a number.
@@ -148,6 +146,12 @@ class ShardEngine(ABC):
 
     def prepare(self) -> None:  # noqa: B027 (most engines have nothing to prepare)
         """Makes ready what would otherwise hold up the first steps."""
+
+    def expect(self, session: int) -> None:  # noqa: B027 (the same)
+        """One more token of this session is likely to be asked for next: what can be done ahead of it is done now.
+
+        The hidden rows that such a step gives may be the engine's own, and hold until it is asked for anything else.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -1,5 +1,7 @@
 """The tensors of one shard, ready for kernels: matrices packed, norms and biases as float32, embedding rows from the file."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -10,6 +12,7 @@ from potluck.engine.packed_cache import PackedCache, PackedTensor
 from potluck.weights.checkpoint import Checkpoint, TensorEntry
 
 Floats = npt.NDArray[np.float32]
+_Q8_BLOCK = np.dtype([("scale", "<f2"), ("integers", "i1", 32)])
 
 
 class LayerWeights:
@@ -35,9 +38,15 @@ class Embedding:
         self._rows = np.frombuffer(checkpoint.read("embedding"), np.uint8).reshape(entry.shape[0], -1)
         scale = checkpoint.facts.embedding_scale
         self._scale = None if scale is None else np.float32(scale)
+        self._blocks = self._rows.view(_Q8_BLOCK) if self._format == "Q8_0" else None
 
-    def look_up(self, tokens: npt.NDArray[np.int64]) -> Floats:
-        rows = dequantise_rows(np.ascontiguousarray(self._rows[tokens]), self._format, len(tokens))
+    def look_up(self, tokens: Sequence[int]) -> Floats:
+        if self._blocks is not None and len(tokens) == 1:
+            # What nearly every step of the first shard begins with, in three numpy calls instead of fifteen.
+            blocks = self._blocks[tokens[0]]
+            rows: Floats = np.multiply(blocks["scale"][:, None], blocks["integers"], dtype=np.float32).reshape(1, -1)
+        else:
+            rows = dequantise_rows(self._rows[np.asarray(tokens, np.int64)], self._format, len(tokens))
         return rows if self._scale is None else rows * self._scale
 
 

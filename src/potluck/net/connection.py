@@ -28,6 +28,7 @@ from potluck.wire.handshake import (
 WRITE_HIGH_BYTES = 128 << 10
 WRITE_LOW_BYTES = 32 << 10
 _TAKE_BYTES = 256 << 10
+_SENDING = (State.OPEN, State.CLOSING)
 _JOIN_BYTES = 64 << 10  # up to here one write of a copy is cheaper than several writes
 
 
@@ -148,7 +149,7 @@ class Connection(FramedLink, asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._state is State.HANDSHAKE:
             data = self._shake_hands(data)
-        if data and self._state in (State.OPEN, State.CLOSING):
+        if data and self._state is not State.CLOSED:
             self._receive(data)
 
     def pause_writing(self) -> None:
@@ -228,10 +229,7 @@ class Connection(FramedLink, asyncio.Protocol):
     # ---------------------------------------------------------------- what a framed link needs
 
     def _flush(self) -> None:
-        writer = self._channel.writer
-        while (
-            not self._is_paused and self._state in (State.OPEN, State.CLOSING) and (buffers := writer.take(_TAKE_BYTES))
-        ):
+        while not self._is_paused and self._state in _SENDING and (buffers := self._channel.writer.take(_TAKE_BYTES)):
             self._write(buffers)
 
     def _disconnect(self) -> None:

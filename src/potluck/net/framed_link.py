@@ -41,7 +41,7 @@ class FramedLink(abc.ABC):
     def send(self, message: Message, body: Buffer = b"") -> None:
         if self._state is not State.OPEN:
             raise LinkClosed(f"the link to node {short_id(self.peer)} is {self._state.value}")
-        self._channel.send(message, body)
+        self._channel.writer.push(message, body)
         self._flush()
 
     def hold(self, session: bytes) -> None:
@@ -85,7 +85,8 @@ class FramedLink(abc.ABC):
         for each in received:
             if self._state is State.OPEN:
                 self._handler.on_message(self, each.message, each.body)
-            self._consumed(each)
+            if each.chunks:
+                self._consumed(each)
         if self._channel.is_ended and self._state is not State.CLOSED:
             self._lose("closed by the other side")
             self._leave()

@@ -141,7 +141,7 @@ class PeerLinks:
             self._bulk.on_message(link, message, body)
         elif isinstance(message, BulkLink):
             self._set_apart(link)
-        elif self._adopt(link):
+        elif link in self._links.get(link.peer, ()) or self._adopt(link):
             self._on_message(link.peer, message, body)
 
     def _set_apart(self, link: Link) -> None:

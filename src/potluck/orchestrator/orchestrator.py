@@ -77,13 +77,19 @@ class Running:
         self.timings = StageTimings()
         self.frames: asyncio.Queue[StreamFrame] = asyncio.Queue()
         self.timer: asyncio.TimerHandle | None = None
-        self._began_s = self._first_s = asyncio.get_running_loop().time()
+        self.timer_s = 0.0
+        self._began_s = self._first_s = time.monotonic()
         self._tokens = 0
         self._has_fallen_back = False
 
+    def drop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
     def note(self, frame: StreamFrame, metrics: Metrics) -> None:
         """Counts what a frame tells; nothing of its content."""
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         if isinstance(frame, TokenDelta):
             self._tokens += 1
             if self._tokens == 1:
@@ -104,7 +110,7 @@ class Running:
                 metrics.tokens_per_second.set((self._tokens - 1) / max(now - self._first_s, 1e-9))
 
     def watched(self) -> Watched:
-        generation, now = self.generation, asyncio.get_running_loop().time()
+        generation, now = self.generation, time.monotonic()
         elapsed_s = max(now - self._first_s, 1e-9)
         return Watched(
             self.label, generation.request.model, self._phase(), self._tokens,
@@ -154,13 +160,12 @@ class PipelineOrchestrator:
 
     def _watch_timings(self, running: Running, trace: GenerationTrace) -> None:
         generation, tell = running.generation, running.generation.on_timing
-        loop = asyncio.get_running_loop()
 
         def note(timing: StepTiming) -> None:
             running.timings.note(timing)
             trace.step(timing, generation.stages, time.perf_counter())
             for name, (compute_s, queue_s) in zip(generation.stage_names, timing.stages, strict=False):
-                self.health.note(name, (compute_s + queue_s) * 1000, loop.time())
+                self.health.note(name, (compute_s + queue_s) * 1000, time.monotonic())
             tell(timing)
 
         running.generation.on_timing = note
@@ -213,7 +218,7 @@ class PipelineOrchestrator:
                 self._returned(node)
 
     def _returned(self, node: bytes) -> None:
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         for running in list(self._running):
             running.generation.on_returned(node, now)
             self._carry_out(running)
@@ -256,14 +261,13 @@ class PipelineOrchestrator:
             raise ShardUnavailable(f"all {self.max_concurrent_pipelines} pipelines are in use")
         self._started += 1
         running = Running(self._generation(request, params), params.label or str(self._started))
-        loop = asyncio.get_running_loop()
         trace = self.traces.begin(running.label, request.model, time.perf_counter())
         self._watch_timings(running, trace)
         self._running.append(running)
         nodes = [placed.node for placed in running.generation.stages]
         self.store.begin_streams(nodes, request.weights_sha256)
         try:
-            running.generation.start(loop.time())
+            running.generation.start(time.monotonic())
             self._carry_out(running)
             if params.on_stages is not None:
                 params.on_stages(running.generation.stages)
@@ -272,7 +276,7 @@ class PipelineOrchestrator:
                 running.note(frame, self._metrics)
                 trace.frame(frame)
                 if isinstance(frame, TokenDelta):
-                    running.generation.consumed(1, loop.time())
+                    running.generation.consumed(1, time.monotonic())
                     self._carry_out(running)
                 elif params.on_stages is not None:
                     params.on_stages(running.generation.stages)
@@ -292,7 +296,7 @@ class PipelineOrchestrator:
     def _keep(self, generation: Generation, key: ReuseKey) -> None:
         if generation.kept is None:
             return
-        now_s = asyncio.get_running_loop().time()
+        now_s = time.monotonic()
         for old in self._kept.put(key, generation.kept, now_s):
             for placed, session in zip(old.stages, old.sessions, strict=True):
                 self._send(SendTo(placed.node, None, Close(session)))
@@ -301,7 +305,7 @@ class PipelineOrchestrator:
         """The pipeline of an earlier turn, where all its shards are still there and would be chosen among."""
         if not params.settings.keeps_kv or request.prompt_logprobs is not None:
             return None
-        now_s = asyncio.get_running_loop().time()
+        now_s = time.monotonic()
         candidates = self._candidates(request, params.fallback_to_local, params.own_place)
         own = [Placed(self._node, "", stage) for stage in params.own_layers]
         fit = [c for c in candidates if self._is_reachable(c.node) and not self.store.is_suspect(c.node, now_s)]
@@ -349,7 +353,7 @@ class PipelineOrchestrator:
     def _candidates(
         self, request: GenerationRequest, allows_local: bool, own: Literal["last", "equal", "first"] = "last"
     ) -> list[Candidate]:
-        now_s = asyncio.get_running_loop().time()
+        now_s = time.monotonic()
         allows_own = allows_local or own == "equal"
         return self.store.candidates(request.model, request.weights_sha256, request.arithmetic, allows_own, now_s, own)
 
@@ -384,18 +388,18 @@ class PipelineOrchestrator:
             if session in running.generation.sessions:
                 if isinstance(message, Opened):
                     self.store.clear_suspicion(sender)  # it works
-                running.generation.on_message(sender, message, asyncio.get_running_loop().time(), body)
+                running.generation.on_message(sender, message, time.monotonic(), body)
                 self._carry_out(running)
                 return True
         return False
 
     def on_suspect(self, node: bytes) -> None:
         """The head of a pipeline that this node has a part in has found that node lost."""
-        self.store.suspect(node, asyncio.get_running_loop().time())
+        self.store.suspect(node, time.monotonic())
 
     def on_lost(self, node: bytes, reason: str) -> None:
         self._kept.forget(node)
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         for running in list(self._running):
             running.generation.on_lost(node, reason, now)
             self._carry_out(running)
@@ -405,15 +409,22 @@ class PipelineOrchestrator:
             self._send(effect)
         for frame in running.generation.take_frames():
             running.frames.put_nowait(frame)
-        if running.timer is not None:
-            running.timer.cancel()
-            running.timer = None
-        if not running.generation.is_ended:
-            loop = asyncio.get_running_loop()
-            running.timer = loop.call_at(running.generation.next_wake_s(), self._on_time, running)
+        self._set_timer(running)
+
+    def _set_timer(self, running: Running) -> None:
+        """One that rings too early does no harm, so it is left alone while every token puts the time off."""
+        if running.generation.is_ended:
+            return running.drop_timer()
+        wake_s = running.generation.next_wake_s()
+        if running.timer is None or wake_s < running.timer_s:
+            running.drop_timer()
+            running.timer_s = wake_s
+            running.timer = asyncio.get_running_loop().call_at(wake_s, self._on_time, running)
+        return None
 
     def _on_time(self, running: Running) -> None:
-        running.generation.on_time(asyncio.get_running_loop().time())
+        running.timer = None
+        running.generation.on_time(time.monotonic())
         self._carry_out(running)
 
     async def close(self) -> None:

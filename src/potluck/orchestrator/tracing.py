@@ -91,7 +91,7 @@ class GenerationTrace:
 
     def step(self, timing: StepTiming, stages: tuple[Placed, ...], now_s: float) -> None:
         self._tokens += 1
-        if not self._pipelines or [_place(each) for each in self._pipelines[-1]] != [_place(each) for each in stages]:
+        if not self._pipelines or _have_moved(self._pipelines[-1], stages):
             self._pipelines.append(stages)
         total_ms = self._refined_s(timing.total_s, now_s) * 1000
         self._elapsed_ms = (now_s - self._began_s) * 1000
@@ -176,6 +176,10 @@ class Traces:
             if trace.id == trace_id:
                 return trace.view()
         raise BadRequest(f"no answer {trace_id[:16]!r} is kept; the last {GENERATIONS_KEPT} are: potluck trace")
+
+
+def _have_moved(before: tuple[Placed, ...], now: tuple[Placed, ...]) -> bool:
+    return before != now and [_place(each) for each in before] != [_place(each) for each in now]
 
 
 def _place(placed: Placed) -> tuple[bytes, int, int]:

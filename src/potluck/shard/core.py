@@ -6,7 +6,8 @@ A step whose sender, epoch, position, shape or codec does not fit is refused or 
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from potluck.shard.outbox import Outbox
 from potluck.shard.parked import ParkedSessions
@@ -58,14 +59,12 @@ _REMEMBERED = 1024
 _REPLAY_STEPS = 32  # so that a replay fits into the next shard's queue, however long the session is
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     message: ToWorker
     body: bytes = b""
 
 
-@dataclass(frozen=True)
-class Suspect:
+class Suspect(msgspec.Struct, frozen=True):
     """A head says that this node was lost from its pipeline: whoever routes should prefer others for a while."""
 
     node: bytes
@@ -75,19 +74,13 @@ class Suspect:
 Effect = SendTo | Work | Suspect
 
 
-@dataclass
-class _Running:
+class _Running(msgspec.Struct, frozen=True):
     """An item that the worker has; a session that was cut since then does not want the answer any more."""
 
     session: ShardSession
     cuts: int
     step: Step
     arrived_s: float
-
-
-@dataclass
-class _Batch:
-    items: list[_Running] = field(default_factory=list)
 
 
 __all__ = ["Effect", "ShardCore", "ShardSettings", "ShardState", "Suspect", "Work"]
@@ -113,7 +106,7 @@ class ShardCore:
         self._parked = ParkedSessions(settings.parked_sessions)
         self._effects: list[Effect] = []
         self.is_draining = False  # no new sessions; those that run go on
-        self._batches: dict[int, _Batch] = {}
+        self._batches: dict[int, list[_Running]] = {}
         self._next_batch = 1
         self._ready: OrderedDict[bytes, None] = OrderedDict()  # sessions with waiting steps, first come first served
         self._is_loaded = self._is_loading = False
@@ -160,6 +153,8 @@ class ShardCore:
 
     def on_message(self, sender: bytes, message: Message, body: bytes, now_s: float, worker_idle_us: int) -> None:
         """Anything from an authenticated node. What is not addressed to a session of that node's is counted and dropped."""
+        if type(message) is Step and (known := self._sessions.get(message.session)) is not None:
+            return self._on_step(sender, known, message, body, now_s)
         if isinstance(message, Open):
             return self._on_open(sender, message, now_s)
         session = self._sessions.get(getattr(message, "session", b""))
@@ -167,8 +162,6 @@ class ShardCore:
             return self._on_probe(sender, message, session, worker_idle_us)
         if session is None:
             return self._on_unknown(sender, message)
-        if isinstance(message, Step):
-            return self._on_step(sender, session, message, body, now_s)
         if sender != session.head:
             self.counters["not_the_head"] += 1
             return None
@@ -287,11 +280,11 @@ class ShardCore:
             return f"position {step.position + step.count - 1} is past the {session.positions} that were reserved"
         if step.layer != session.stage.start:
             return f"activations for layer {step.layer}, expected {session.stage.start}"
-        expected = session.codec_at(session.stage.start) if not session.stage.has_embedding else None
-        if step.codec != expected:
-            return f"codec {step.codec}, expected {expected}"
-        if len(body) != self._size(step.codec, step.count):
-            return f"{len(body)} bytes for {step.count} positions, expected {self._size(step.codec, step.count)}"
+        if step.codec != session.input_codec:
+            return f"codec {step.codec}, expected {session.input_codec}"
+        expected_bytes = self._size(step.codec, step.count)
+        if len(body) != expected_bytes:
+            return f"{len(body)} bytes for {step.count} positions, expected {expected_bytes}"
         if len(session.waiting) >= self.settings.max_waiting:
             return f"more than {self.settings.max_waiting} steps are waiting"
         return None
@@ -309,7 +302,9 @@ class ShardCore:
     def _run_batch(self) -> None:
         """One batch at a time: waiting for more would idle the shards in turn, and taking all would make them work in turn."""
         if self._batches or not self._ready or not self._is_loaded:
-            return
+            return None
+        if len(self._ready) == 1:
+            return self._send_batch([self._sessions[session_id] for session_id in self._ready])
         most = self._most_decodes()
         tokens, decodes = 0, 0
         chosen: list[ShardSession] = []
@@ -323,7 +318,7 @@ class ShardCore:
             else:
                 continue
             chosen.append(session)
-        self._send_batch(chosen)
+        return self._send_batch(chosen)
 
     def _most_decodes(self) -> int:
         """⌈sessions ÷ shards⌉, so that the shards of a pipeline work side by side."""
@@ -331,13 +326,13 @@ class ShardCore:
         return -(-len(self._sessions) // stages)
 
     def _send_batch(self, sessions: list[ShardSession]) -> None:
-        batch, items, bodies = _Batch(), [], []
+        batch, items, bodies = [], [], []
         for session in sessions:
             del self._ready[session.id]
             waiting = session.waiting.popleft()
             step = waiting.step
             session.is_running = True
-            batch.items.append(_Running(session, session.cuts, step, waiting.arrived_s))
+            batch.append(_Running(session, session.cuts, step, waiting.arrived_s))
             items.append(
                 WorkItem(
                     session.id, step.position, step.count, step.codec, session.output_codec,
@@ -426,10 +421,9 @@ class ShardCore:
             return
         offset = 0
         share_us = message.compute_us
-        decodes = [item for item in batch.items if item.step.count == 1]
-        if len(decodes) == len(batch.items) == 1:
+        if len(batch) == 1 and batch[0].step.count == 1:
             self._step_us = share_us if self._step_us == 0 else (7 * self._step_us + share_us) // 8
-        for running, output in zip(batch.items, message.outputs, strict=True):
+        for running, output in zip(batch, message.outputs, strict=True):
             piece = body[offset : offset + output.size_bytes]
             offset += output.size_bytes
             self._on_output(running, output, piece, share_us, now_s)
@@ -480,7 +474,7 @@ class ShardCore:
     def _forward(
         self, session: ShardSession, position: int, count: int, body: bytes, chooses: bool, spent: tuple[Spent, ...]
     ) -> None:
-        hop = session.next
+        hop = session.wiring.next
         target = hop.session if hop is not None else session.id
         message = Step(
             target, session.epoch, position, count, session.stage.stop, session.output_codec, chooses, spent,

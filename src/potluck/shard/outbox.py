@@ -6,11 +6,11 @@ Wiped when a session closes. Knows rows of bytes, not what they mean.
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(msgspec.Struct, frozen=True):
     position: int
     count: int
     body: bytes

@@ -4,24 +4,26 @@ Imports neither numba nor torch; numbers live in the worker.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from datetime import UTC, datetime
 
 from potluck.core.errors import ShardUnavailable
 from potluck.core.shard_health import LatencyWindow, ShardHealth
-from potluck.shard.core import ShardCore, Suspect
+from potluck.shard.core import ShardCore, Work
 from potluck.shard.in_process import InProcessCaller, TensorChunk
 from potluck.shard.settings import ShardSettings
 from potluck.shard.worker_supervisor import WorkerSupervisor
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.codecs import encoded_bytes
 from potluck.wire.effects import SendTo
-from potluck.wire.messages import Close, Message, ShardInfo
-from potluck.wire.work import FromWorker, LoadFailed
+from potluck.wire.messages import Close, Message, Probe, ShardInfo
+from potluck.wire.work import BatchDone, FromWorker, LoadFailed
 from potluck.wire.worker_settings import WorkerSettings
 
 Send = Callable[[SendTo], None]
 __all__ = ["ShardHealth", "ShardServer", "shard_id"]
+_NOTE_AFTER_S = 1.0
 
 
 def shard_id(model: str, start: int, stop: int) -> str:
@@ -37,7 +39,7 @@ class ShardServer:
     ) -> None:
         self.core = ShardCore(node, settings, encoded_bytes)  # type: ignore[arg-type]
         self._latency_ms = metrics.shard_latency_ms.labels(shard_id=self.shard_id)
-        self._latencies_s: list[float] = []  # written down once the step is on its way
+        self._latencies_s: list[float] = []  # written down when there is time
         self._last_latencies = LatencyWindow()
         self.core.observe = self._latencies_s.append
         self.supervisor = WorkerSupervisor(worker, self._on_worker_message, self._on_worker_lost)
@@ -45,6 +47,7 @@ class ShardServer:
         self._send = send
         self._callers: dict[bytes, InProcessCaller] = {}
         self._loop = asyncio.get_running_loop()
+        self._noting: asyncio.TimerHandle | None = None
         self._settled = asyncio.Event()  # loaded, or known not to be
         self._failure = ""
 
@@ -90,11 +93,12 @@ class ShardServer:
             del self._callers[caller.id]
 
     def deliver(self, sender: bytes, message: Message, body: bytes) -> None:
-        self.core.on_message(sender, message, body, self._loop.time(), self._worker_idle_us())
+        idle_us = self._worker_idle_us() if type(message) is Probe else 0
+        self.core.on_message(sender, message, body, time.monotonic(), idle_us)
         self._carry_out()
 
     def node_lost(self, node: bytes) -> None:
-        self.core.on_node_lost(node, self._loop.time())
+        self.core.on_node_lost(node, time.monotonic())
         self._carry_out()
 
     def _worker_idle_us(self) -> int:
@@ -104,16 +108,24 @@ class ShardServer:
         return max(0, int((self._loop.time() - last) * 1e6))
 
     def _on_worker_message(self, message: FromWorker, body: bytes) -> None:
-        self.core.on_worker_message(message, body, self._loop.time())
+        self.core.on_worker_message(message, body, time.monotonic())
         self._carry_out()
-        while self._latencies_s:
-            latency_ms = self._latencies_s.pop() * 1000
-            self._latency_ms.observe(latency_ms)
-            self._last_latencies.note(latency_ms)
+        if type(message) is BatchDone:
+            if self._noting is None:
+                self._noting = self._loop.call_later(_NOTE_AFTER_S, self._note_latencies)
+            return
         if isinstance(message, LoadFailed):
             self._failure = f"{message.code}: {message.message}"
         if self.core.state.is_loaded or self._failure:
             self._settled.set()
+
+    def _note_latencies(self) -> None:
+        """A second's steps at once: while one is on its way nobody needs the metrics."""
+        self._noting = None
+        while self._latencies_s:
+            latency_ms = self._latencies_s.pop() * 1000
+            self._latency_ms.observe(latency_ms)
+            self._last_latencies.note(latency_ms)
 
     def _on_worker_lost(self, reason: str) -> None:
         self._settled.clear()
@@ -122,13 +134,13 @@ class ShardServer:
 
     def _carry_out(self) -> None:
         for effect in self.core.take_effects():
-            if isinstance(effect, SendTo):
-                caller = self._callers.get(effect.node)
-                self._send(effect) if caller is None else caller.hear(effect)
-            elif isinstance(effect, Suspect):
-                self.on_suspect(effect.node)
-            else:
+            if isinstance(effect, Work):
                 self.supervisor.send(effect.message, effect.body)
+            elif isinstance(effect, SendTo):
+                caller = self._callers.get(effect.node) if self._callers else None
+                self._send(effect) if caller is None else caller.hear(effect)
+            else:
+                self.on_suspect(effect.node)
 
     def info(self) -> ShardInfo:
         settings, state = self.settings, self.core.state
@@ -139,11 +151,12 @@ class ShardServer:
 
     async def health(self) -> ShardHealth:
         state = self.core.state
+        self._note_latencies()
         latency_ms = self._last_latencies.p95_ms
         return ShardHealth(self.shard_id, state.is_loaded, datetime.now(UTC), latency_ms, state.queue_depth)
 
     def evict_if_idle(self) -> None:
-        if self.core.evict_if_idle(self._loop.time()):
+        if self.core.evict_if_idle(time.monotonic()):
             self._settled.clear()
         self._carry_out()
 
@@ -153,4 +166,7 @@ class ShardServer:
         self._carry_out()
 
     async def stop(self) -> None:
+        if self._noting is not None:
+            self._noting.cancel()
+            self._note_latencies()
         await self.supervisor.stop()

@@ -4,7 +4,9 @@ import enum
 from collections import deque
 from dataclasses import dataclass, field
 
-from potluck.wire.messages import Boundary, Codec, Hop, Neighbour, Open, Sampler, Stage, Step, Wiring
+import msgspec
+
+from potluck.wire.messages import Boundary, Codec, Hop, Open, Sampler, Stage, Step, Wiring
 
 
 class Phase(enum.Enum):
@@ -14,8 +16,7 @@ class Phase(enum.Enum):
     ACTIVE = "active"
 
 
-@dataclass
-class Waiting:
+class Waiting(msgspec.Struct, frozen=True):
     """A step that has been accepted and not yet computed."""
 
     step: Step
@@ -47,6 +48,11 @@ class ShardSession:
     resumes: bytes | None = None  # a parked session that it begins with …
     resumed: int = 0  # … and how much of it
 
+    def __post_init__(self) -> None:
+        # How activations travel; None where tokens enter, or only tokens leave.
+        self.input_codec = None if self.stage.has_embedding else self.codec_at(self.stage.start)
+        self.output_codec = None if self.stage.has_output else self.codec_at(self.stage.stop)
+
     @classmethod
     def of(cls, message: Open, head: bytes) -> "ShardSession":
         return cls(
@@ -64,16 +70,12 @@ class ShardSession:
         """How activations that enter `layer` are rounded in this session."""
         return next((boundary.codec for boundary in self.boundaries if boundary.layer == layer), "fp32")
 
-    @property
-    def output_codec(self) -> Codec | None:
-        """How this stage's activations travel; None where it owns the output and only tokens leave it."""
-        return None if self.stage.has_output else self.codec_at(self.stage.stop)
-
     def may_feed(self, node: bytes, source: bytes | None) -> bool:
         """Whether steps may come from that session of `node`'s: the neighbour named by the head, or the head itself."""
         if source is None:
             return node == self.head and self.wiring.previous is None
-        return Neighbour(node, source) == (self.wiring.previous or self.wiring.ring_from)
+        neighbour = self.wiring.previous or self.wiring.ring_from
+        return neighbour is not None and neighbour.session == source and neighbour.node == node
 
     def scores_prompt(self, step: Step) -> bool:
         """Whether scores of the prompt are wanted from a step: not where it repeats what the head has had already."""

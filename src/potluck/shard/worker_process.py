@@ -164,18 +164,16 @@ class WorkerProcess(asyncio.Protocol):
             self.kill()
             return
         for message, body in frames:
-            self._deliver(message, body)
+            if isinstance(message, Pong):
+                self.progress = message.progress
+                continue
+            if self._answers_owed:
+                self._answers_owed -= 1
+            if self._on_lost is not None:
+                self._on_message(message, body)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lose("the worker process ended" if error is None else f"the worker's stream broke: {error}")
-
-    def _deliver(self, message: FromWorker, body: bytes) -> None:
-        if isinstance(message, Pong):
-            self.progress = message.progress
-            return
-        self._answers_owed = max(0, self._answers_owed - 1)
-        if self._on_lost is not None:
-            self._on_message(message, body)
 
     def _ping_if_busy(self) -> None:
         self._ping_timer = None

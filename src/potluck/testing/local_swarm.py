@@ -52,7 +52,9 @@ def split_plan(layer_count: int, shards: int, spares: int = 1, threads: int = 1,
 class LocalProcess:
     """One `potluck up` process. The same name in the same folder is the same node: it has the same key."""
 
-    def __init__(self, arguments: Sequence[str], folder: Path, name: str, home: Path | None) -> None:
+    def __init__(
+        self, arguments: Sequence[str], folder: Path, name: str, home: Path | None, cache: Path | None = None
+    ) -> None:
         self._log = (folder / f"{name}.log").open("ab")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "potluck.cli.main", "up", *arguments, "--json"],
@@ -60,6 +62,7 @@ class LocalProcess:
             env={
                 **os.environ, "POTLUCK_KEY": str(folder / f"{name}.key"),
                 **({"POTLUCK_HOME": str(home)} if home is not None else {}),
+                **({"POTLUCK_CACHE": str(cache)} if cache is not None else {}),
             },
         )  # fmt: skip
         self.announcement: Announcement | None = None
@@ -115,7 +118,8 @@ class LocalNode(LocalProcess):
     """A node that holds layers."""
 
     def __init__(
-        self, plan: NodePlan, model: str, folder: Path, number: int, listen: str = "127.0.0.1:0", home: Path | None = None
+        self, plan: NodePlan, model: str, folder: Path, number: int, listen: str = "127.0.0.1:0", home: Path | None = None,
+        cache: Path | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.number = plan, number
         arguments = [
@@ -132,7 +136,7 @@ class LocalNode(LocalProcess):
         ]
         arguments += ["--layers", plan.layers if plan.layers is not None else "0-output"]
         arguments += ["--spare"] if plan.is_spare else []
-        super().__init__(arguments, folder, f"node-{number}", home)
+        super().__init__(arguments, folder, f"node-{number}", home, cache)
 
 
 class LocalHead(LocalProcess):
@@ -148,10 +152,15 @@ class LocalHead(LocalProcess):
 
 
 class LocalSwarm:
-    """Several nodes; a context manager that leaves none behind. `home`: another place than the user's for the models."""
+    """Several nodes; a context manager that leaves none behind.
 
-    def __init__(self, model: str, plans: Sequence[NodePlan], home: Path | None = None) -> None:
-        self._home = home
+    `home`: another place than the user's for the models; `cache`: and for what is made of them, if not there.
+    """
+
+    def __init__(
+        self, model: str, plans: Sequence[NodePlan], home: Path | None = None, cache: Path | None = None
+    ) -> None:
+        self._home, self._cache = home, cache
         self._folder = tempfile.TemporaryDirectory(prefix="potluck-local-")
         self._model = model
         self.nodes: list[LocalNode] = []
@@ -171,7 +180,9 @@ class LocalSwarm:
 
     def add(self, plan: NodePlan) -> LocalNode:
         """A further node; wait until it serves before using it."""
-        node = LocalNode(plan, self._model, Path(self._folder.name), len(self.nodes), home=self._home)
+        node = LocalNode(
+            plan, self._model, Path(self._folder.name), len(self.nodes), home=self._home, cache=self._cache
+        )
         self.nodes.append(node)
         return node
 
@@ -179,7 +190,13 @@ class LocalSwarm:
         """A node that has died comes back: same key, same address, nothing else. Wait until it serves before using it."""
         node.end()
         again = LocalNode(
-            node.plan, self._model, Path(self._folder.name), node.number, listen=node.address, home=self._home
+            node.plan,
+            self._model,
+            Path(self._folder.name),
+            node.number,
+            listen=node.address,
+            home=self._home,
+            cache=self._cache,
         )
         self.nodes[node.number] = again
         return again

@@ -4,6 +4,7 @@ Rows are encoded one by one, so that a slice of rows is a slice of bytes. What w
 array again yields the same bytes. What is not a finite number arrives as NaN in every codec but fp32, so that the receiver notices.
 """
 
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ Rows = npt.NDArray[np.float32]  # (count, width)
 
 _FLOAT32 = np.dtype("<f4")
 _FLOAT16 = np.dtype("<f2")
+_IS_BIG_ENDIAN = sys.byteorder == "big"
 # Blocks whose scale would be below the smallest normal number become zero: there max / 127 loses bits, and rounding twice would
 # differ from rounding once. Above it, it never does (shown in the tests for every significand).
 _SMALLEST_SCALE = np.float32(2.0**-126)
@@ -29,20 +31,22 @@ _LARGEST_SCALE = np.float32(
 
 
 def encode(codec: Codec, rows: Rows) -> bytes:
-    """The bytes for an array (count, width)."""
-    return _CODECS[codec].encode(np.ascontiguousarray(rows, dtype=np.float32))
+    """The bytes for a float32 array (count, width)."""
+    return _CODECS[codec].encode(rows)
 
 
 def decode(codec: Codec, data: bytes | memoryview, count: int, width: int) -> Rows:
     """An array (count, width), perhaps read-only. Raises ProtocolViolation when the length does not fit."""
-    if len(data) != encoded_bytes(codec, count, width):
+    coding = _CODECS[codec]
+    if len(data) != count * -(-width // coding.block) * coding.block_bytes:
         raise ProtocolViolation(f"activations of {len(data)} bytes do not hold {count} rows of {width} in {codec}")
-    return _CODECS[codec].decode(data, count, width)
+    return coding.decode(data, count, width)
 
 
 def encoded_bytes(codec: Codec, count: int, width: int) -> int:
     """How long `count` rows are; each takes the same."""
-    return count * _CODECS[codec].row_bytes(width)
+    coding = _CODECS[codec]
+    return count * -(-width // coding.block) * coding.block_bytes
 
 
 def check_rows(rows: Rows, limit: float) -> str | None:
@@ -59,11 +63,12 @@ def check_rows(rows: Rows, limit: float) -> str | None:
 
 
 def _encode_fp32(rows: Rows) -> bytes:
-    return rows.astype(_FLOAT32, copy=False).tobytes()
+    return rows.astype(_FLOAT32, copy=False).tobytes() if _IS_BIG_ENDIAN else rows.tobytes()
 
 
 def _decode_fp32(data: bytes | memoryview, count: int, width: int) -> Rows:
-    return np.frombuffer(data, _FLOAT32).reshape(count, width).astype(np.float32, copy=False)
+    rows: Rows = np.ndarray((count, width), _FLOAT32, data)
+    return rows.astype(np.float32, copy=False) if _IS_BIG_ENDIAN else rows
 
 
 def _encode_fp16(rows: Rows) -> bytes:
@@ -117,11 +122,12 @@ def _decode_int8(data: bytes | memoryview, count: int, width: int) -> Rows:
 class _Coding(NamedTuple):
     encode: Callable[[Rows], bytes]
     decode: Callable[[bytes | memoryview, int, int], Rows]
-    row_bytes: Callable[[int], int]
+    block: int  # values that are coded together; a row is whole blocks
+    block_bytes: int
 
 
 _CODECS: dict[Codec, _Coding] = {
-    "fp32": _Coding(_encode_fp32, _decode_fp32, lambda width: 4 * width),
-    "fp16": _Coding(_encode_fp16, _decode_fp16, lambda width: 2 * width),
-    "int8": _Coding(_encode_int8, _decode_int8, lambda width: -(-width // BLOCK) * (4 + BLOCK)),
+    "fp32": _Coding(_encode_fp32, _decode_fp32, 1, 4),
+    "fp16": _Coding(_encode_fp16, _decode_fp16, 1, 2),
+    "int8": _Coding(_encode_int8, _decode_int8, BLOCK, 4 + BLOCK),
 }

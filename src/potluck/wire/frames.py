@@ -194,11 +194,10 @@ class FrameWriter:
         if meta_bytes > URGENT_BYTES or body_bytes > URGENT_BYTES:
             self._push_bulk(message, stream, meta, body)
             return
-        self._reserve(meta_bytes + body_bytes, URGENT_RESERVE_BYTES)
-        frame = b"".join(
-            (HEADER.pack(_MESSAGE, 0, 0, stream, meta_bytes + body_bytes, meta_bytes, body_bytes, 0), meta, body)
-        )
-        outgoing = self._streams.get(stream)
+        size_bytes = meta_bytes + body_bytes
+        self._reserve(size_bytes, URGENT_RESERVE_BYTES)
+        frame = b"".join((HEADER.pack(_MESSAGE, 0, 0, stream, size_bytes, meta_bytes, body_bytes, 0), meta, body))
+        outgoing = self._streams.get(stream) if self._streams else None
         if outgoing is None or not outgoing.queue:
             self._urgent.append(frame)
         else:
@@ -249,6 +248,8 @@ class FrameWriter:
     def take(self, max_bytes: int) -> list[Buffer]:
         """Buffers to write, in order: whole frames, at least one where anything may be sent, no more after max_bytes."""
         taken: list[Buffer] = []
+        if not (self._urgent or self._ready or self._grants or self._is_finishing):
+            return taken  # nearly always, after a message that left at once
         size_bytes = 0
         while size_bytes < max_bytes and (frame := self.take_frame()):
             taken += frame
@@ -386,7 +387,8 @@ class FrameDecoder:
         view = memoryview(data)
         while place + HEADER_BYTES <= end:
             kind, flags, reserved, stream, payload, meta, body, value = HEADER.unpack_from(data, place)
-            self._check_not_ended()
+            if self._is_ended:
+                raise ProtocolViolation("more after goodbye")
             if flags or reserved:
                 raise ProtocolViolation("a frame with unknown flags")
             place += HEADER_BYTES
@@ -411,11 +413,8 @@ class FrameDecoder:
             place = self._continue_frame(view, place, events)
         if place < end:
             self._header = data[place:]
-            self._check_not_ended()
-
-    def _check_not_ended(self) -> None:
-        if self._is_ended:
-            raise ProtocolViolation("more after goodbye")
+            if self._is_ended:
+                raise ProtocolViolation("more after goodbye")
 
     def _control(self, kind: int, stream: int, payload: int, meta: int, body: int, value: int) -> Event:
         is_bare = not (payload or meta or body)

@@ -23,7 +23,9 @@ _Kind = TypeVar("_Kind")  # ToWorker or FromWorker
 
 def encode(message: ToWorker | FromWorker, *parts: bytes | memoryview) -> list[Buffer]:
     """What to write, one after the other. `parts` (byte-sized items) make up the body and are not copied."""
-    body_bytes = sum(map(len, parts))
+    body_bytes = 0
+    for part in parts:
+        body_bytes += len(part)
     if body_bytes > MAX_BODY_BYTES:
         raise WireMisuse(f"a body of {body_bytes} bytes is more than a worker's {MAX_BODY_BYTES}")
     head = bytearray(_HEADER.size)
@@ -54,30 +56,24 @@ class WorkDecoder(Generic[_Kind]):
         frames: list[tuple[_Kind, bytes]] = []
         start, length = 0, len(data)
         while start < length:
-            body, stop = self._bounds(data, start)
+            middle = stop = start + _HEADER.size  # of half a header no more is known
+            if stop <= length:
+                message_bytes, body_bytes = _HEADER.unpack_from(data, start)
+                if message_bytes > MAX_MESSAGE_BYTES or body_bytes > MAX_BODY_BYTES:
+                    raise ProtocolViolation(f"a frame announces {message_bytes} + {body_bytes} bytes; past the limits")
+                middle += message_bytes
+                stop = middle + body_bytes
             if stop > length:
                 self._unfinished += data[start:]
                 self._wanted = stop - start
                 break
-            frames.append((self._message(data[start + _HEADER.size : body]), data[body:stop]))
+            try:
+                message = self._decoder.decode(data[start + _HEADER.size : middle])
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # the second for text that is not UTF-8
+                raise ProtocolViolation(f"a frame does not hold a message of this protocol: {error}") from None
+            frames.append((message, data[middle:stop]))
             start = stop
         return frames
-
-    def _bounds(self, data: bytes, start: int) -> tuple[int, int]:
-        """Where the body of the frame at `start` begins and ends; with half a header, past the end of what is there."""
-        after_header = start + _HEADER.size
-        if len(data) < after_header:
-            return after_header, after_header
-        message_bytes, body_bytes = _HEADER.unpack_from(data, start)
-        if message_bytes > MAX_MESSAGE_BYTES or body_bytes > MAX_BODY_BYTES:
-            raise ProtocolViolation(f"a frame announces {message_bytes} + {body_bytes} bytes; that is past the limits")
-        return after_header + message_bytes, after_header + message_bytes + body_bytes
-
-    def _message(self, data: bytes) -> _Kind:
-        try:
-            return self._decoder.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # the second for text that is not UTF-8
-            raise ProtocolViolation(f"a frame does not hold a message of this protocol: {error}") from None
 
 
 def to_worker_decoder() -> WorkDecoder[ToWorker]:

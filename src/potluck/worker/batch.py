@@ -5,9 +5,10 @@ An item that fails says so in its own output, leaves its session as it was, and 
 
 import struct
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from potluck.core.errors import BadRequest, PotluckError, ShardCorruption
@@ -18,28 +19,20 @@ from potluck.wire.prompt_scores import TokenScore
 from potluck.wire.work import BatchDone, RunBatch, WorkItem, WorkOutput
 from potluck.worker.prompt_scoring import score_rows
 from potluck.worker.sampler import TokenChooser
-from potluck.worker.session import WorkerSession, rounded, roundings
+from potluck.worker.session import WorkerSession, rounded
 
 _MESSAGE_CHARACTERS = 1024  # what the protocol takes
 _TOKEN_BYTES = 4
 
 
-@dataclass
-class _Job:
-    """An item on its way; ends with a result or an error."""
+class _Job(msgspec.Struct):
+    """An item on its way. It ends with its output, and perhaps bytes to go with it."""
 
     item: WorkItem
     session: WorkerSession
     step: Step
-    turn: int  # which of its session's steps in this batch it is
-    result: StepResult | None = None
-    chosen: Chosen | None = None
-    data: bytes = b""  # scores of the prompt, where those are wanted
-    error: PotluckError | None = None
-
-    @property
-    def group(self) -> tuple[object, ...]:
-        return self.turn, id(self.session.engine), self.session.layers, self.session.boundaries
+    output: WorkOutput | None = None
+    data: bytes = b""
 
 
 class BatchRunner:
@@ -48,25 +41,36 @@ class BatchRunner:
     def __init__(self, sessions: Mapping[bytes, WorkerSession], row_norm_limit: float) -> None:
         self._sessions = sessions
         self._row_norm_limit = row_norm_limit
+        self._decoding: WorkerSession | None = None  # the one whose next token is likely to be next
 
     def run(self, batch: RunBatch, body: bytes) -> tuple[BatchDone, list[bytes]]:
         """The answer, and the parts of its body."""
-        view, offset, turns = memoryview(body), 0, dict[bytes, int]()
-        jobs: list[_Job | PotluckError] = []
-        for item in batch.items:
-            turn = turns[item.session] = turns.get(item.session, 0) + 1
+        view, offset = memoryview(body), 0
+        jobs: list[_Job] = []
+        refused: dict[int, WorkOutput] = {}
+        for index, item in enumerate(batch.items):
             try:
-                jobs.append(self._prepare(item, view[offset : offset + item.size_bytes], turn))
+                jobs.append(self._prepare(item, view[offset : offset + item.size_bytes]))
             except PotluckError as error:
-                jobs.append(error)
+                refused[index] = _failed(item, error)
             offset += item.size_bytes
         start = time.perf_counter()
-        for group in _groups([job for job in jobs if isinstance(job, _Job)]):
+        for group in _groups(jobs):
             _run_group(group)
         compute_us = int((time.perf_counter() - start) * 1e6)
-        return _answer(batch, jobs, compute_us)
+        self._decoding = jobs[0].session if len(jobs) == 1 and _is_decoding(jobs[0]) else None
+        outputs = [job.output for job in jobs if job.output is not None]
+        for index, output in refused.items():  # in the order of their places
+            outputs.insert(index, output)
+        return BatchDone(batch.batch, tuple(outputs), compute_us), [job.data for job in jobs if job.data]
 
-    def _prepare(self, item: WorkItem, data: memoryview, turn: int) -> _Job:
+    def look_ahead(self) -> None:
+        """To be called right after an answer, where nothing waits: makes ready what is likely to be asked for next."""
+        session, self._decoding = self._decoding, None
+        if session is not None and not session.roundings:
+            session.engine.expect(session.number)
+
+    def _prepare(self, item: WorkItem, data: memoryview) -> _Job:
         session = self._sessions.get(item.session)
         if session is None:
             raise BadRequest("there is no such session in the worker")
@@ -74,16 +78,16 @@ class BatchRunner:
             raise BadRequest(
                 f"{item.count} tokens from position {item.position} do not fit into the {session.positions} reserved"
             )
-        if item.chooses and session.chooser is None:
+        chooser = session.chooser
+        if item.chooses and chooser is None:
             raise BadRequest("this session chooses no tokens here")
         tokens = _token_ids(item, data, session) if item.codec is None else None
         rows = self._rows(item, data, session) if item.codec is not None else None
         step = Step(
             session.number, item.position, tokens, rows, (item.count - 1,) if item.chooses else (),
-            is_greedy=session.chooser is not None and session.chooser.takes_likeliest,
-            wants_hidden=item.output_codec is not None or item.scores_prompt,
+            chooser is not None and chooser.takes_likeliest, item.output_codec is not None or item.scores_prompt,
         )  # fmt: skip
-        return _Job(item, session, step, turn)
+        return _Job(item, session, step)
 
     def _rows(self, item: WorkItem, data: memoryview, session: WorkerSession) -> np.ndarray:
         assert item.codec is not None
@@ -107,47 +111,66 @@ def _token_ids(item: WorkItem, data: memoryview, session: WorkerSession) -> tupl
     return struct.unpack(f"<{item.count}i", data)
 
 
+def _failed(item: WorkItem, error: PotluckError) -> WorkOutput:
+    return WorkOutput(item.session, 0, None, None, (), error.code, str(error)[:_MESSAGE_CHARACTERS])
+
+
+def _is_decoding(job: _Job) -> bool:
+    """Whether one more token is likely to follow."""
+    return job.output is not None and not job.output.code and (job.item.count == 1 or job.item.chooses)
+
+
 def _groups(jobs: list[_Job]) -> list[list[_Job]]:
     """Jobs that an engine can run together; a session's second step in the batch comes after its first."""
     if len(jobs) < 2:
         return [jobs] if jobs else []
+    turns: Counter[bytes] = Counter()
     groups: dict[tuple[object, ...], list[_Job]] = {}
     for job in jobs:
-        groups.setdefault(job.group, []).append(job)
-    return sorted(groups.values(), key=lambda group: group[0].turn)
+        session = job.session
+        turns[job.item.session] += 1
+        key = (turns[job.item.session], id(session.engine), session.layers, session.boundaries)
+        groups.setdefault(key, []).append(job)
+    return [groups[key] for key in sorted(groups, key=lambda key: key[0])]  # type: ignore[arg-type, return-value]
 
 
 def _run_group(group: list[_Job]) -> None:
     session = group[0].session
     try:
-        results = session.engine.forward([job.step for job in group], roundings(session.boundaries))
+        results = session.engine.forward([job.step for job in group], session.roundings)
     except PotluckError as error:
         # The engine checks before it computes, so nothing has happened yet; alone, each job meets only its own error.
         if len(group) == 1:
-            group[0].error = error
+            group[0].output = _failed(group[0].item, error)
         else:
             for job in group:
                 _run_group([job])
         return
     for job, result in zip(group, results, strict=True):
-        _finish(job, result)
+        try:
+            _finish(job, result)
+        except PotluckError as error:
+            job.session.engine.truncate(job.session.number, job.step.position)
+            job.output, job.data = _failed(job.item, error), b""
 
 
 def _finish(job: _Job, result: StepResult) -> None:
-    chooser, step = job.session.chooser, job.step
-    try:
-        if chooser is not None and step.tokens is not None:
+    """The token that follows, where one is to be chosen; the bytes that are wanted back."""
+    item, step, chooser = job.item, job.step, job.session.chooser
+    chosen = None
+    if chooser is not None:
+        if step.tokens is not None:
             chooser.learn(step.position, step.tokens)
-        if job.item.chooses:
-            assert chooser is not None
-            job.chosen = _chosen(chooser, result, step.position + step.count)
-        if job.item.scores_prompt:
+        if item.chooses:
+            chosen = _chosen(chooser, result, step.position + item.count)
+        if item.scores_prompt:
             job.data = _scores(job, result)
-    except PotluckError as error:
-        job.session.engine.truncate(job.session.number, step.position)
-        job.error = error
-        return
-    job.result = result
+    elif item.scores_prompt:
+        raise BadRequest("this session scores no prompt here")
+    if item.output_codec is not None:
+        job.data = encode(item.output_codec, result.hidden)
+    token, logprob, top = chosen or (None, None, ())
+    job.output = WorkOutput(item.session, len(job.data), token, logprob, top, "", "")
 
 
 def _chosen(chooser: TokenChooser, result: StepResult, position: int) -> Chosen | None:
@@ -159,28 +182,9 @@ def _chosen(chooser: TokenChooser, result: StepResult, position: int) -> Chosen 
 
 def _scores(job: _Job, result: StepResult) -> bytes:
     session, step = job.session, job.step
-    if session.chooser is None:
-        raise BadRequest("this session scores no prompt here")
+    assert session.chooser is not None
 
     def scored(following: Sequence[int], top: int) -> list[TokenScore]:
-        return score_rows(session.engine, session.number, result.hidden, following, top, roundings(session.boundaries))
+        return score_rows(session.engine, session.number, result.hidden, following, top, session.roundings)
 
     return session.chooser.score(step.position, step.count, scored)
-
-
-def _answer(batch: RunBatch, jobs: list[_Job | PotluckError], compute_us: int) -> tuple[BatchDone, list[bytes]]:
-    outputs, parts = [], []
-    for item, job in zip(batch.items, jobs, strict=True):
-        error = job.error if isinstance(job, _Job) else job
-        if error is not None:
-            outputs.append(WorkOutput(item.session, 0, None, None, (), error.code, str(error)[:_MESSAGE_CHARACTERS]))
-            continue
-        assert isinstance(job, _Job)
-        data = job.data
-        if item.output_codec is not None and job.result is not None:
-            data = encode(item.output_codec, job.result.hidden)
-        if data:
-            parts.append(data)
-        token, logprob, top = job.chosen or (None, None, ())
-        outputs.append(WorkOutput(item.session, len(data), token, logprob, top, "", ""))
-    return BatchDone(batch.batch, tuple(outputs), compute_us), parts

@@ -13,7 +13,7 @@ from collections import deque
 
 from potluck.core.errors import ProtocolViolation
 from potluck.wire.work import FromWorker, Ping, Pong, ToWorker
-from potluck.wire.work_frames import Buffer, encode, to_worker_decoder
+from potluck.wire.work_frames import encode, to_worker_decoder
 from potluck.worker.host_process import end
 
 BROKEN_STREAM = 76  # exit status: what came was not our protocol
@@ -45,20 +45,22 @@ class Channel:
                     self._read()
         return self._arrived.popleft()
 
+    @property
+    def has_more(self) -> bool:
+        """Whether something waits to be received, or to be read."""
+        return bool(self._arrived) or bool(select.select([self._stream], [], [], 0)[0])
+
     def send(self, message: FromWorker, *parts: bytes | memoryview) -> None:
         buffers = encode(message, *parts)
         with self._sending:
             try:
-                self._write(buffers)
+                sent = self._stream.sendmsg(buffers)
+                for buffer in buffers:  # a large body does not fit into the socket at once
+                    if sent < len(buffer):
+                        self._stream.sendall(memoryview(buffer)[sent:])
+                    sent = max(0, sent - len(buffer))
             except OSError:
                 end(0)  # the daemon is gone; there is nobody to tell
-
-    def _write(self, buffers: list[Buffer]) -> None:
-        sent = self._stream.sendmsg(buffers)
-        for buffer in buffers:  # a large body does not fit into the socket at once
-            if sent < len(buffer):
-                self._stream.sendall(memoryview(buffer)[sent:])
-            sent = max(0, sent - len(buffer))
 
     def _read(self) -> None:
         """Takes what is there, or waits for something. Called by whoever holds `_reading`."""

@@ -5,10 +5,11 @@ A stage that lies within a loaded one is had for nothing; an engine goes when no
 
 import statistics
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from potluck.core.errors import BadRequest
 from potluck.core.layers import LayerRange

@@ -47,9 +47,11 @@ def serve(channel: Channel, settings: WorkerSettings) -> None:
     while not worker.is_finished:
         message, body = channel.receive()
         for answer, parts in worker.handle(message, body):
-            if isinstance(message, RunBatch):
-                channel.progress += 1
             channel.send(answer, *parts)
+        if isinstance(message, RunBatch):
+            channel.progress += 1
+            if not channel.has_more:
+                worker.look_ahead()
 
 
 def _report(error: Exception) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from potluck.core.errors import BadGrammar, BadRequest
+from potluck.core.sampling_params import SamplingParams
 from potluck.engine.sampling import Chosen, choose
 from potluck.text.grammar import GrammarCompiler, GrammarMatcher
 from potluck.wire.messages import Sampler
@@ -31,6 +32,8 @@ class TokenChooser:
         if self.history and max(self.history) >= vocabulary_size:
             raise BadRequest(f"the history holds token ids past this model's last, {vocabulary_size - 1}")
         self._matcher = self._new_matcher(sampler, grammars)
+        # Whether the token with the largest logit is the choice, and nothing else is asked.
+        self.takes_likeliest = self._matcher is None and _is_plainly_greedy(self._params)
 
     def _new_matcher(self, sampler: Sampler, grammars: GrammarCompiler | None) -> GrammarMatcher | None:
         if sampler.grammar is None:
@@ -46,15 +49,6 @@ class TokenChooser:
         """Token ids that came with a step are what was computed with: where history differs, it is history that is wrong."""
         if position <= len(self.history) and self.history[position : position + len(tokens)] != list(tokens):
             self.history[position:] = tokens
-
-    @property
-    def takes_likeliest(self) -> bool:
-        """Whether the token with the largest logit is the choice, and nothing else is asked."""
-        params = self._params
-        if self._matcher is not None:
-            return False
-        is_plain = params.repetition_penalty == 1.0 and params.presence_penalty == params.frequency_penalty == 0.0
-        return params.temperature == 0.0 and is_plain and not params.logit_bias and params.logprobs is None
 
     def choose(self, logits: npt.NDArray[np.float32], position: int) -> Chosen | None:
         """The token for `position`, which is remembered; None from the session's limit on."""
@@ -100,3 +94,8 @@ class TokenChooser:
     def truncate(self, length: int) -> None:
         """Back to `length` positions: what followed the next token is forgotten, the prompt never is."""
         del self.history[max(self._prompt_length, length + 1) :]
+
+
+def _is_plainly_greedy(params: SamplingParams) -> bool:
+    is_plain = params.repetition_penalty == 1.0 and params.presence_penalty == params.frequency_penalty == 0.0
+    return params.temperature == 0.0 and is_plain and not params.logit_bias and params.logprobs is None

@@ -27,13 +27,13 @@ class WorkerSession:
     boundaries: tuple[Boundary, ...]  # those that lose something; a link in fp32 changes nothing
     chooser: TokenChooser | None
 
+    def __post_init__(self) -> None:
+        self.roundings = _roundings_within(self.stage, self.boundaries)
+        # The session's codec for what enters this stage, where that is activations.
+        self.rounds_input_as = next((each.codec for each in self.boundaries if each.layer == self.stage.start), None)
+
     def __repr__(self) -> str:
         return f"<WorkerSession {self.number} layers {self.layers} at {self.engine.length(self.number)} of {self.positions}>"
-
-    @property
-    def rounds_input_as(self) -> Codec | None:
-        """The session's codec for what enters this stage, where that is activations."""
-        return next((boundary.codec for boundary in self.boundaries if boundary.layer == self.stage.start), None)
 
     def truncate(self, length: int) -> None:
         # The daemon may know of less than was computed, never of more; a step that does not fit is refused anyway.
@@ -55,6 +55,12 @@ def rounded(codec: Codec, rows: Floats) -> Floats:
     return decode(codec, encode(codec, rows), *rows.shape)
 
 
-@functools.lru_cache(maxsize=256)
-def roundings(boundaries: tuple[Boundary, ...]) -> tuple[Rounding, ...]:
-    return tuple(Rounding(boundary.layer, functools.partial(rounded, boundary.codec)) for boundary in boundaries)
+def _roundings_within(stage: Stage, boundaries: tuple[Boundary, ...]) -> tuple[Rounding, ...]:
+    """What the engine has to do itself: what enters or leaves the stage as activations is rounded by its codec."""
+    first = stage.start if stage.has_embedding else stage.start + 1
+    last = stage.stop if stage.has_output else stage.stop - 1
+    return tuple(
+        Rounding(boundary.layer, functools.partial(rounded, boundary.codec))
+        for boundary in boundaries
+        if first <= boundary.layer <= last
+    )

@@ -61,6 +61,10 @@ class Worker:
             return [(refusal, ()) for refusal in self._unload(message)]
         return []
 
+    def look_ahead(self) -> None:
+        """To be called right after the answer to a batch, where no other message waits."""
+        self._batches.look_ahead()
+
     def _load(self, message: Load) -> FromWorker:
         try:
             loaded = self._stages.load(message.stage)

@@ -296,3 +296,82 @@ def test_rows_that_cannot_be_projected_are_refused(engine: CpuEngine, middle: Cp
         middle.project(middle.open(4), rows(1))
     with pytest.raises(BadRequest, match="does not own the output"):
         engine.project(engine.open(4, LayerRange(0, 2)), rows(1))
+
+
+def decoded(engine: ShardEngine, session: int, tokens: list[int], *, is_expected: bool) -> list[np.ndarray]:
+    """Logits and hidden rows of tokens that come one by one."""
+    found = []
+    for token in tokens:
+        if is_expected:
+            engine.expect(session)
+        [result] = engine.forward([Step(session, engine.length(session), tokens=[token], logits=[0])])
+        assert result.logits is not None
+        found += [result.logits.copy(), result.hidden.copy()]
+    return found
+
+
+def test_a_token_that_was_expected_gives_what_any_other_gives(engine: ShardEngine) -> None:
+    """Over the edge of a page, and to the end of what was reserved, where nothing more can be expected."""
+    plain, expected = engine.open(80), engine.open(80)
+    for session in (plain, expected):
+        engine.forward([Step(session, 0, tokens=[3] * 60)])
+    tokens = [5 + i for i in range(20)]
+    pairs = zip(
+        decoded(engine, plain, tokens, is_expected=False),
+        decoded(engine, expected, tokens, is_expected=True),
+        strict=True,
+    )
+    for left, right in pairs:
+        assert_as_exact_as_promised(engine, left, right)
+    engine.expect(expected)
+    assert engine.length(expected) == 80
+
+
+def test_what_was_expected_is_forgotten_when_something_else_comes(engine: ShardEngine) -> None:
+    """Whatever happens between `expect` and the step: the step gives what it gives without."""
+    session, other = engine.open(128), engine.open(128)
+    tokens = [7] * 64
+    engine.forward([Step(session, 0, tokens=tokens), Step(other, 0, tokens=tokens)])
+    [wanted] = decoded(engine, other, [9], is_expected=False)[:1]
+    engine.truncate(other, 64)
+    happenings: list[Callable[[], object]] = [
+        lambda: engine.truncate(session, 64),  # drops the page that was made ready
+        lambda: engine.close_session(engine.fork(session, 100)),
+        lambda: engine.forward([Step(other, 64, tokens=[1])]),
+        lambda: engine.truncate(other, 64),
+        lambda: engine.project(session, rows(1)),
+        lambda: engine.expect(other),
+    ]
+    for happen in happenings:
+        engine.expect(session)
+        happen()
+        [got] = engine.forward([Step(session, 64, tokens=[9], logits=[0])])
+        assert_as_exact_as_promised(engine, got.logits, wanted)
+        engine.truncate(session, 64)
+
+
+@pytest.mark.parametrize("case", BAD_STEPS)
+def test_a_bad_step_is_refused_where_a_good_one_was_expected(engine: ShardEngine, case: str) -> None:
+    error, changes = BAD_STEPS[case]
+    session = engine.open(128)
+    engine.forward([Step(session, 0, tokens=[5, 6, 7, 8, 9])])
+    engine.expect(session)
+    bad = Step(**{"session": session, "position": 5, **changes})  # type: ignore[arg-type]
+    assert_refused(engine, error, lambda: engine.forward([bad]), session)
+
+
+def test_the_likeliest_token_is_that_of_the_logits(engine: ShardEngine) -> None:
+    session = engine.open(20)
+    [result] = engine.forward([Step(session, 0, tokens=[5], logits=[0])])
+    engine.truncate(session, 0)
+    [greedy] = engine.forward([Step(session, 0, tokens=[5], logits=(0,), is_greedy=True)])
+    assert result.logits is not None
+    assert greedy.likeliest == (int(result.logits[0].argmax()),)
+
+
+def test_the_likeliest_of_logits_that_are_no_numbers_is_none(middle: ShardEngine) -> None:
+    last = kept_engine(2, 3, middle.settings.device)
+    session = last.open(4)
+    [greedy] = last.forward([Step(session, 0, hidden=rows(1) * np.float32(np.nan), logits=(0,), is_greedy=True)])
+    assert greedy.likeliest == (-1,)
+    close_sessions(last)

@@ -5,6 +5,9 @@ import numpy as np
 import pytest
 
 from potluck.engine.formats import READERS, as_blocks, dequantise_rows, to_float32
+from potluck.engine.shard_weights import Embedding
+from tests.support.memory_checkpoint import random_checkpoint
+from tests.support.random_models import MIXES, facts_of
 from tests.support.random_weights import (
     FORMATS,
     LARGEST_HALF,
@@ -82,3 +85,11 @@ def test_every_half_and_every_brain_float_becomes_the_float_it_names() -> None:
 def test_a_quantised_format_is_no_plain_float() -> None:
     with pytest.raises(ValueError, match="quantised"):
         to_float32(bytes(18), "Q4_0")
+
+
+@pytest.mark.parametrize("mix", ["Q4_1", "mixed", "F16"])  # embeddings of Q8_0, Q4_1 and F16
+def test_one_embedding_row_reads_as_it_does_among_others(mix: str) -> None:
+    embedding = Embedding(random_checkpoint(facts_of(vocabulary_size=50), MIXES[mix]))
+    together = embedding.look_up([3, 7, 49])
+    for row, token in zip(together, (3, 7, 49), strict=True):
+        assert_same_bits(embedding.look_up([token])[0], row)

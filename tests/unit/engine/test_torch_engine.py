@@ -1,8 +1,8 @@
 """The torch back end on the CPU: the same answers as the CPU engine's within rounding, whole, cut, in batches, forked and moved."""
 
-import dataclasses
 from functools import cache
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -93,7 +93,7 @@ def test_the_likeliest_token_is_that_of_the_logits(engine: ShardEngine) -> None:
     step = Step(session, 0, tokens=TOKENS[:20], logits=[19])
     [given] = engine.forward([step])
     engine.truncate(session, 0)
-    [chosen] = engine.forward([dataclasses.replace(step, is_greedy=True, wants_hidden=False)])
+    [chosen] = engine.forward([msgspec.structs.replace(step, is_greedy=True, wants_hidden=False)])
     assert given.logits is not None
     assert chosen.likeliest == (int(given.logits[0].argmax()),)
     assert chosen.logits is None
