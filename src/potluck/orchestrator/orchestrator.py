@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 import msgspec
 
 from potluck.core.errors import BadRequest, PotluckError, ShardUnavailable
+from potluck.core.limits import ARITHMETIC_VERSION
 from potluck.net.peers import PeerLinks
 from potluck.orchestrator.frames import (
     Finished,
@@ -24,8 +25,9 @@ from potluck.orchestrator.generation import Generation, GenerationRequest, Gener
 from potluck.orchestrator.routing import ShardStore
 from potluck.orchestrator.tracing import GenerationTrace, Traces
 from potluck.orchestrator.watching import StageTimings, Watched
+from potluck.planner.alike import Replacer, pick_pipeline
 from potluck.planner.cover import Candidate, Placed, check_tiling, cover_around
-from potluck.planner.route import RouteRules, quickest_around, quickest_replacements
+from potluck.planner.route import RouteRules
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import Describe, Described, Failed, GetTokenizer, Message, Opened, Stage, TokenizerData
@@ -41,6 +43,7 @@ class DistributedChatParams(msgspec.Struct, frozen=True, kw_only=True):
     fallback_to_local: bool = True
     max_shards_per_request: int = 16
     own_layers: tuple[Stage, ...] = ()  # this node's own ends of the model, which it serves itself
+    own_arithmetic: int = ARITHMETIC_VERSION  # that it computes them by
     pipeline: tuple[Placed, ...] = ()  # exactly these stages, instead of a choice
     allow_self_as_shard: bool = False  # whether this node's own shards count as any other's
     label: str = ""  # what people see the request as
@@ -264,11 +267,11 @@ class PipelineOrchestrator:
                 raise BadRequest(problem)
             return list(params.pipeline)
         candidates = self._candidates(request, params.fallback_to_local, params.allow_self_as_shard)
-        own = [Placed(self._node, "", stage) for stage in params.own_layers]
+        own = [Placed(self._node, "", stage, arithmetic=params.own_arithmetic) for stage in params.own_layers]
         reachable = [candidate for candidate in candidates if self._is_reachable(candidate.node)]
         rules = RouteRules(max_shards=params.max_shards_per_request)
-        placed = quickest_around(reachable, own, request.layer_count, rules)
-        placed = placed or quickest_around(candidates, own, request.layer_count, rules)
+        placed = pick_pipeline(reachable, own, request.layer_count, rules)
+        placed = placed or pick_pipeline(candidates, own, request.layer_count, rules)
         if placed is None:
             raise ShardUnavailable(self._why_not(request, candidates, own, params.max_shards_per_request))
         return placed
@@ -292,7 +295,7 @@ class PipelineOrchestrator:
     ) -> list[Candidate]:
         now_s = asyncio.get_running_loop().time()
         return self.store.candidates(
-            request.model, request.weights_sha256, request.arithmetic, allows_local or is_own_equal, now_s, is_own_equal
+            request.model, request.weights_sha256, None, allows_local or is_own_equal, now_s, is_own_equal
         )
 
     def _generation(self, request: GenerationRequest, params: DistributedChatParams) -> Generation:
@@ -305,9 +308,10 @@ class PipelineOrchestrator:
                 if self._is_reachable(c.node)
             ]
             rules = RouteRules(max_shards=params.max_shards_per_request)
-            return quickest_replacements(kept, reachable, excluded, request.layer_count, rules)
+            return replacer.replacements(kept, reachable, excluded, request.layer_count, rules)
 
         pipeline = self.pipeline_for(request, params)
+        replacer = Replacer(pipeline)
         generation = Generation(request, pipeline, repick, params.settings, lambda: os.urandom(16), self._node)
         if params.on_timing is not None:
             generation.on_timing = params.on_timing

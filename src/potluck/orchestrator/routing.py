@@ -1,5 +1,6 @@
 """The shards that are on offer, and what speaks for and against each of them. Who is chosen is the planner's business."""
 
+from potluck.core.exactness import KNOWN_ARITHMETICS
 from potluck.planner.cover import Candidate
 from potluck.wire.messages import Described, ShardInfo
 
@@ -65,17 +66,18 @@ class ShardStore:
         ]
 
     def candidates(
-        self, model: str, weights_sha256: str, arithmetic: int, allows_own: bool, now_s: float = float("inf"),
+        self, model: str, weights_sha256: str, arithmetic: int | None, allows_own: bool, now_s: float = float("inf"),
         is_own_equal: bool = False,
     ) -> list[Candidate]:  # fmt: skip
         """Shards of exactly this model. One's own come only where they are allowed, and last unless they are equal to others'.
 
-        Without a time nobody is suspect.
+        `arithmetic` None: of any that is known here. Without a time nobody is suspect.
         """
         found = []
         for node, (address, described) in self._offers.items():
             for info in described.shards:
-                is_same = (info.model, info.weights_sha256, info.arithmetic) == (model, weights_sha256, arithmetic)
+                wanted = KNOWN_ARITHMETICS if arithmetic is None else (arithmetic,)
+                is_same = (info.model, info.weights_sha256) == (model, weights_sha256) and info.arithmetic in wanted
                 is_own = node in self._own
                 if is_same and (allows_own or not is_own):
                     depth = (
@@ -87,7 +89,7 @@ class ShardStore:
                     found.append(
                         Candidate(
                             node, address, info.stage, depth, info.step_us, is_local=True, streams=info.streams,
-                            max_streams=info.max_streams, is_spare=info.is_spare,
+                            max_streams=info.max_streams, is_spare=info.is_spare, arithmetic=info.arithmetic,
                         )
                     )  # fmt: skip
         return found
