@@ -1,6 +1,7 @@
 """From a model in the store to a served shard, and from a head's question to tokens: what `up` and `ask` put together."""
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from potluck.weights.store import ModelStore
 from potluck.weights.units import held_of, ranges_of, shown_units, stage_units
 from potluck.wire.messages import Stage
 from potluck.wire.worker_settings import WorkerSettings
+
+_SPIN_S, _SPINNING_CORES = 0.004, 8
 
 
 class StoredModel(msgspec.Struct, frozen=True):
@@ -132,19 +135,26 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     is_batch_invariant: bool = False
 
 
+def spin_s(device: str) -> float:
+    """A GPU's steps are so short that waking up would be a good part of a token's time; and such a machine has cores to spare."""
+    is_gpu = device == "cuda" or (device.startswith("cuda:") and device[5:].isdigit())
+    return _SPIN_S if is_gpu and (os.cpu_count() or 1) >= _SPINNING_CORES else 0.0
+
+
 def serve(node: Node, model: StoredModel, stage: Stage, settings: ServingSettings) -> ShardServer:
     """Raises WeightsMissing where a partial model does not cover the stage. Its weights are offered to peers as well."""
     model.require(stage)
     shard = ShardSettings(
         model=model.id, weights_sha256=model.weights_sha256, layer_count=model.facts.layer_count,
         hidden_size=model.facts.hidden_size, stage=stage, max_concurrent_streams=settings.max_concurrent_streams,
-        eviction_idle_s=settings.eviction_idle_s, is_spare=settings.is_spare,
+        eviction_idle_s=settings.eviction_idle_s, is_spare=settings.is_spare, spin_s=spin_s(settings.device),
         arithmetic=arithmetic_of(settings.device, is_batch_invariant=settings.is_batch_invariant),
     )  # fmt: skip
     packed_folder = None if model.packed_folder is None else str(model.packed_folder)
     worker = WorkerSettings(
         model_path=str(model.path), source=model.weights_sha256, packed_folder=packed_folder, threads=settings.threads,
         kv_budget_bytes=settings.kv_budget_bytes, device=settings.device, is_batch_invariant=settings.is_batch_invariant,
+        spin_s=spin_s(settings.device),
     )  # fmt: skip
     node.weights.offer(model.offered())
     return node.add_shard(shard, worker, ServedModel(model.weights_sha256, model.manifest, model.tokenizer))

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from potluck.core.errors import ShardUnavailable
+from potluck.net.spinning import Spinner
 from potluck.shard.core import ShardCore, Suspect
 from potluck.shard.in_process import InProcessCaller, TensorChunk
 from potluck.shard.settings import ShardSettings
@@ -55,6 +56,7 @@ class ShardServer:
         self._callers: dict[bytes, InProcessCaller] = {}
         self._loop = asyncio.get_running_loop()
         self._settled = asyncio.Event()  # loaded, or known not to be
+        self._spinner = Spinner(self._loop, settings.spin_s)
         self._failure = ""
 
     def __repr__(self) -> str:
@@ -101,6 +103,7 @@ class ShardServer:
     def deliver(self, sender: bytes, message: Message, body: bytes) -> None:
         self.core.on_message(sender, message, body, self._loop.time(), self._worker_idle_us())
         self._carry_out()
+        self._spinner.touch()
 
     def node_lost(self, node: bytes) -> None:
         self.core.on_node_lost(node, self._loop.time())
@@ -115,6 +118,7 @@ class ShardServer:
     def _on_worker_message(self, message: FromWorker, body: bytes) -> None:
         self.core.on_worker_message(message, body, self._loop.time())
         self._carry_out()
+        self._spinner.touch()
         while self._latencies_s:
             self._latency_ms.observe(self._latencies_s.pop() * 1000)
         if isinstance(message, LoadFailed):
@@ -159,4 +163,5 @@ class ShardServer:
         self._carry_out()
 
     async def stop(self) -> None:
+        self._spinner.stop()
         await self.supervisor.stop()

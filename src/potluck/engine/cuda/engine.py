@@ -113,12 +113,14 @@ class TorchEngine(ShardEngine):
     @torch.no_grad()
     def forward(self, steps: Sequence[Step], roundings: Sequence[Rounding] = ()) -> list[StepResult]:
         self._check(steps)
-        for step in steps:
-            self.kv.extend(self._session(step.session).kv, step.count)
-        table_rows = [self.kv.publish(self._session(step.session).kv) for step in steps]
+        caches = [self._session(step.session).kv for step in steps]
+        counts = [step.count for step in steps]
+        for kv, count in zip(caches, counts, strict=True):
+            self.kv.extend(kv, count)
+        table_rows = [self.kv.publish(kv) for kv in caches]
         layers = self._session(steps[0].session).layers
         results: dict[int, StepResult] = {}
-        singles = [i for i, step in enumerate(steps) if step.count == 1 and len(step.logits) <= 1]
+        singles = [i for i, step in enumerate(steps) if counts[i] == 1 and len(step.logits) <= 1]
         if any(_matters(rounding, layers) for rounding in roundings):
             singles = []  # rounding happens on the host, between layers
         for first in range(0, len(singles), FEW_ROWS):
@@ -127,8 +129,8 @@ class TorchEngine(ShardEngine):
         for i, step in enumerate(steps):
             if i not in results:
                 results[i] = self._run_chunk(step, table_rows[i], layers, roundings)
-        for step in steps:
-            self._session(step.session).kv.length += step.count
+        for kv, count in zip(caches, counts, strict=True):
+            kv.length += count
         return [results[i] for i in range(len(steps))]
 
     def _run_rows(
