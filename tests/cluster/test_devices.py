@@ -5,6 +5,7 @@ What was delivered stays, the answer goes on by the other kind's arithmetic, and
 
 import asyncio
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
+from potluck.core.errors import OutOfDeviceMemory
 from potluck.core.exactness import arithmetic_of
 from potluck.core.sampling_params import SamplingParams
 from potluck.net.loop import run
@@ -21,7 +24,7 @@ from potluck.node.asking import RemoteModel
 from potluck.node.node import Node
 from potluck.node.serving import ServingSettings, parse_stage, read_stored_model, serve
 from potluck.orchestrator.frames import Finished, ShardFailover, StreamFrame, TokenDelta
-from potluck.orchestrator.generation import GenerationRequest
+from potluck.orchestrator.generation import GenerationRequest, GenerationSettings
 from potluck.orchestrator.orchestrator import DistributedChatParams
 from potluck.planner.cover import Placed
 from potluck.weights.store import ModelStore
@@ -47,16 +50,15 @@ class Swarm:
 
 
 def add_shard(
-    node: Node, home: Path, model: str, device: str, layers: str | None = None, *, is_spare: bool = False
-) -> None:
+    node: Node, home: Path, model: str, device: str, layers: str | None = None, *, is_spare: bool = False,
+    budget_bytes: int | None = None,
+) -> None:  # fmt: skip
     stored_tiny(home, "Q4_0" if model == TINY else "F32")
     stored = read_stored_model(ModelStore(home / "models"), model)
-    serve(
-        node,
-        stored,
-        parse_stage(layers, 8),
-        ServingSettings(device=device, is_spare=is_spare, kv_budget_bytes=64 << 20),
+    settings = ServingSettings(
+        device=device, is_spare=is_spare, kv_budget_bytes=64 << 20, device_budget_bytes=budget_bytes
     )
+    serve(node, stored, parse_stage(layers, 8), settings)
 
 
 @asynccontextmanager
@@ -146,3 +148,39 @@ def test_layers_on_two_kinds_of_device_make_one_answer_that_says_so(models_home:
     frames = run(ask())
     assert len(tokens_of(frames)) == 8
     assert exactness_of(frames) == "mixed"
+
+
+def test_a_shard_that_does_not_fit_is_refused_with_its_code_before_it_is_loaded(models_home: Path) -> None:
+    async def start() -> None:
+        async with head_node([]) as node:
+            add_shard(node, models_home, TINY_FLOATS, TORCH, budget_bytes=1 << 20)
+            with pytest.raises(OutOfDeviceMemory, match=r"MiB of weights, .* do not fit into the 1 MiB"):
+                await asyncio.wait_for(node.shards[0].start(), 60)
+            assert node.shards[0].info().vram_mb > 1000  # a reserve of a gigabyte is part of it
+
+    run(start())
+
+
+def test_running_out_of_memory_in_the_middle_of_an_answer_ends_the_worker_alone(models_home: Path) -> None:
+    """The daemon stays, starts another worker, and the answer goes on where it was."""
+
+    async def ask() -> tuple[list[StreamFrame], int, int]:
+        async with head_node([]) as shard:
+            add_shard(shard, models_home, TINY_FLOATS, TORCH)
+            [server] = shard.shards
+            await server.start()
+            first = server.supervisor.pid
+            assert first is not None
+            async with head_node([await shard.listen("127.0.0.1:0")]) as head:
+                model = await RemoteModel.find(head, TINY_FLOATS)
+                taken = psutil.Process(first).memory_info().vms
+                resource.prlimit(first, resource.RLIMIT_AS, (taken, taken))
+                request = msgspec.structs.replace(model.request(list(range(1, 400)), SamplingParams(), 8), eos=())
+                params = DistributedChatParams(settings=GenerationSettings(prefill_chunk=398, holder_wait_s=90.0))
+                frames = await frames_of(head, request, params)
+                return frames, first, server.supervisor.pid or 0
+
+    frames, first, second = run(ask())
+    assert len(tokens_of(frames)) == 8
+    assert second not in (0, first)
+    assert any(isinstance(frame, ShardFailover) for frame in frames)

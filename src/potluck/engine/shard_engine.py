@@ -37,6 +37,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     processor: str | None = None
     max_rows: int | None = None
     device: str = "cpu"  # or "cuda", "cuda:1"
+    device_budget_bytes: int | None = None  # what weights and KV may take of a GPU; None: what is free
     is_batch_invariant: bool = False  # on a GPU: one kernel for every number of rows, at some cost; a CPU is anyway
 
 
@@ -119,6 +120,11 @@ class ShardEngine(ABC):
     @abstractmethod
     def processor(self) -> str:
         """What computes, for people."""
+
+    @property
+    def device_bytes(self) -> int:
+        """What it takes of a GPU's memory, for good."""
+        return 0
 
     @property
     @abstractmethod

@@ -17,6 +17,7 @@ from potluck.node.weight_server import OfferedWeights
 from potluck.shard.server import ShardServer
 from potluck.shard.settings import ShardSettings
 from potluck.weights.checkpoint import TensorEntry
+from potluck.weights.device_memory import device_bytes, vram_required_mb
 from potluck.weights.manifest import Manifest, decode_manifest, tokenizer_sha256, weights_sha256
 from potluck.weights.partial_model import held_units
 from potluck.weights.random_checkpoint import open_random
@@ -132,7 +133,18 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     eviction_idle_s: float = 600.0
     is_spare: bool = False
     device: str = "cpu"  # or "cuda", "cuda:1"
+    device_budget_bytes: int | None = None  # what a shard may take of a GPU, weights and KV; None: what is free
     is_batch_invariant: bool = False
+
+
+def vram_mb(model: StoredModel, stage: Stage, settings: ServingSettings) -> int:
+    """What the shard will need of a GPU's memory; 0 on the CPU."""
+    if settings.device == "cpu":
+        return 0
+    tensors = model.tensors or open_random(str(model.path)).tensors
+    layers = LayerRange(stage.start, stage.stop) if stage.stop > stage.start else None
+    weights = device_bytes(tensors, model.facts, layers, stage.has_embedding, stage.has_output)
+    return vram_required_mb(weights, settings.kv_budget_bytes)
 
 
 def spin_s(device: str) -> float:
@@ -149,12 +161,13 @@ def serve(node: Node, model: StoredModel, stage: Stage, settings: ServingSetting
         hidden_size=model.facts.hidden_size, stage=stage, max_concurrent_streams=settings.max_concurrent_streams,
         eviction_idle_s=settings.eviction_idle_s, is_spare=settings.is_spare, spin_s=spin_s(settings.device),
         arithmetic=arithmetic_of(settings.device, is_batch_invariant=settings.is_batch_invariant),
+        vram_required_mb=vram_mb(model, stage, settings),
     )  # fmt: skip
     packed_folder = None if model.packed_folder is None else str(model.packed_folder)
     worker = WorkerSettings(
         model_path=str(model.path), source=model.weights_sha256, packed_folder=packed_folder, threads=settings.threads,
         kv_budget_bytes=settings.kv_budget_bytes, device=settings.device, is_batch_invariant=settings.is_batch_invariant,
-        spin_s=spin_s(settings.device),
+        spin_s=spin_s(settings.device), device_budget_bytes=settings.device_budget_bytes,
     )  # fmt: skip
     node.weights.offer(model.offered())
     return node.add_shard(shard, worker, ServedModel(model.weights_sha256, model.manifest, model.tokenizer))

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from potluck.core.errors import ShardUnavailable
+from potluck.core.device_facts import RESERVE_BYTES
+from potluck.core.errors import DeviceUnavailable, OutOfDeviceMemory, PotluckError, ShardUnavailable
 from potluck.net.spinning import Spinner
 from potluck.shard.core import ShardCore, Suspect
 from potluck.shard.in_process import InProcessCaller, TensorChunk
@@ -19,10 +20,12 @@ from potluck.telemetry.metrics import Metrics
 from potluck.wire.codecs import encoded_bytes
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import Close, Message, ShardInfo
-from potluck.wire.work import FromWorker, LoadFailed
+from potluck.wire.work import FromWorker, Loaded, LoadFailed
 from potluck.wire.worker_settings import WorkerSettings
 
 Send = Callable[[SendTo], None]
+_MEGABYTE = 1_000_000
+_LOAD_ERRORS = {kind.code: kind for kind in (OutOfDeviceMemory, DeviceUnavailable)}
 
 
 class ShardHealth(msgspec.Struct, frozen=True):
@@ -38,6 +41,12 @@ class ShardHealth(msgspec.Struct, frozen=True):
 def shard_id(model: str, start: int, stop: int) -> str:
     """`<model>:<lo>-<hi>`, inclusive, as people see ranges."""
     return f"{model}:{start}-{stop - 1}"
+
+
+def _load_error(shard: str, failure: LoadFailed) -> PotluckError:
+    if failure.code in _LOAD_ERRORS:
+        return _LOAD_ERRORS[failure.code](f"{shard} cannot be loaded: {failure.message}")
+    return ShardUnavailable(f"{shard} cannot be loaded: {failure.code}: {failure.message}")
 
 
 class ShardServer:
@@ -57,7 +66,8 @@ class ShardServer:
         self._loop = asyncio.get_running_loop()
         self._settled = asyncio.Event()  # loaded, or known not to be
         self._spinner = Spinner(self._loop, settings.spin_s)
-        self._failure = ""
+        self._failure: LoadFailed | None = None
+        self._vram_mb = settings.vram_required_mb
 
     def __repr__(self) -> str:
         return f"<ShardServer {self.shard_id} {self.core!r} {self.supervisor!r}>"
@@ -71,13 +81,16 @@ class ShardServer:
         return shard_id(self.settings.model, self.settings.stage.start, self.settings.stage.stop)
 
     async def start(self) -> None:
-        """Loads the weights and returns when the shard is warm. Raises ShardUnavailable where they cannot be loaded."""
-        self._failure = ""
+        """Loads the weights and returns when the shard is warm.
+
+        Raises OutOfDeviceMemory, DeviceUnavailable or, for any other reason that they cannot be loaded, ShardUnavailable.
+        """
+        self._failure = None
         self.core.load()
         self._carry_out()
         await self._settled.wait()
-        if self._failure:
-            raise ShardUnavailable(f"{self.shard_id} cannot be loaded: {self._failure}")
+        if self._failure is not None:
+            raise _load_error(self.shard_id, self._failure)
 
     async def forward(
         self, activations_in: AsyncIterable[TensorChunk], positions: int
@@ -122,8 +135,10 @@ class ShardServer:
         while self._latencies_s:
             self._latency_ms.observe(self._latencies_s.pop() * 1000)
         if isinstance(message, LoadFailed):
-            self._failure = f"{message.code}: {message.message}"
-        if self.core.state.is_loaded or self._failure:
+            self._failure = message
+        elif isinstance(message, Loaded) and message.device_bytes:
+            self._vram_mb = -(-(message.device_bytes + RESERVE_BYTES) // _MEGABYTE)
+        if self.core.state.is_loaded or self._failure is not None:
             self._settled.set()
 
     def _on_worker_lost(self, reason: str) -> None:
@@ -146,6 +161,7 @@ class ShardServer:
         return ShardInfo(
             settings.model, settings.weights_sha256, settings.arithmetic, settings.layer_count, settings.stage, state.is_loaded,
             settings.max_concurrent_streams, state.streams, state.queue_depth, state.step_us, settings.is_spare,
+            self._vram_mb,
         )  # fmt: skip
 
     async def health(self) -> ShardHealth:

@@ -21,6 +21,7 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     replay_rows: int = 128  # in one replayed step
     eviction_idle_s: float = 600.0
     is_spare: bool = False
+    vram_required_mb: int = 0  # of a GPU's memory, planned; what was taken counts once it is loaded
     spin_s: float = 0.0  # how long the daemon stays awake for the next step; see net/spinning.py
 
 

@@ -51,7 +51,9 @@ class TorchEngine(ShardEngine):
         wanted = device_bytes(checkpoint.tensors, facts, layers, settings.has_embedding, settings.has_output)
         count = 0 if layers is None else len(layers)
         shape = DeviceKvShape(facts.kv_head_count, facts.head_size, uses_half_kv(facts, checkpoint.tensors))
-        budget = kv_budget(self.device, wanted, settings.kv_budget_bytes, shape.page_bytes(count))
+        budget = kv_budget(
+            self.device, wanted, settings.kv_budget_bytes, shape.page_bytes(count), settings.device_budget_bytes
+        )
         with typed_errors(), torch.no_grad():
             self._weights = ShardWeights(
                 facts, _source(checkpoint, self.device), layers, has_embedding=settings.has_embedding,
@@ -87,6 +89,10 @@ class TorchEngine(ShardEngine):
     @property
     def weight_bytes(self) -> int:
         return self._weights.size_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        return self.weight_bytes + self.kv.size_bytes
 
     @torch.no_grad()
     def prepare(self) -> None:

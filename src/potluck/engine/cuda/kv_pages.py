@@ -57,6 +57,10 @@ class DeviceKvCache(KvCache):
     def max_positions(self) -> int:
         return self.max_pages * PAGE_POSITIONS
 
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.numel() * each.element_size() for each in (self.keys, self.values, self.tables))
+
     def _page_bytes(self, layers: int) -> int:
         return self.shape.page_bytes(self._layers)
 

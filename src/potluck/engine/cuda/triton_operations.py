@@ -70,9 +70,10 @@ class Tuning:
     def blocks_one(self, n: int, k: int, is_gated: bool) -> OneRow:
         if (n, k, is_gated) in self.one_row_blocks:
             return self.one_row_blocks[n, k, is_gated]
+        split = 4 if k > 2048 else 2
         if is_gated:
-            return OneRow(2, 16, 1, 1, 4)
-        return OneRow(4, 16, 1, 1, 4) if n > 65536 else OneRow(4, 32, 4, 1, 4)
+            return OneRow(2, 32, split, 1, 4)
+        return OneRow(8 if k > 8192 else 4, 32, split, 1, 4)
 
     def dense_few(self, n: int, k: int, m: int, is_gated: bool, is_bf16: bool) -> FewRows:
         # Same columns per step for every number of rows: the order of sums must not depend on it.
