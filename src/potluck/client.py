@@ -61,6 +61,7 @@ class ShardFailover(msgspec.Struct, frozen=True):
     replayed_tokens: int
     method: str
     choice: int = 0
+    exactness: str = "bitwise"
 
 
 class PipelineAborted(msgspec.Struct, frozen=True):
@@ -83,6 +84,9 @@ class Usage(msgspec.Struct, frozen=True):
     failovers: int = 0
     pause_ms: float = 0.0
     nodes: tuple[str, ...] = ()
+    exactness: str = (
+        "bitwise"  # or batch-invariant, tolerance, mixed: what the answer depended on beside its own tokens
+    )
 
 
 Event = Text | ToolCall | ShardStatus | ShardFailover | PipelineAborted | Finished | Usage
@@ -146,7 +150,7 @@ def _usage(data: dict[str, Any]) -> Usage:
     told = data.get("potluck") or {}
     return Usage(
         data["prompt_tokens"], data["completion_tokens"], told.get("failovers", 0), told.get("pause_ms", 0.0),
-        tuple(told.get("nodes", ())),
+        tuple(told.get("nodes", ())), told.get("exactness", "bitwise"),
     )  # fmt: skip
 
 

@@ -68,7 +68,17 @@ def specs() -> list[tuple[str, str, dict]]:
             runs = lanes * split * unroll
             if 2 <= rows * unroll * (1 + gated) <= 16 and runs * 8 < 1.3 * k:
                 out.append(("one", name, cut))
-            if name.startswith("7b") and rows * unroll * (1 + gated) <= 8 and runs * 32 < 1.3 * k:
+        for rows, lanes, split, unroll, warps in itertools.product(
+            (1, 2, 4, 8), (8, 16, 32), (1, 2, 4, 8), (1, 2), (4, 8)
+        ):
+            if split > warps or (lanes < 32 and split > 1):
+                continue
+            cut = {"ROWS": rows, "LANES": lanes, "SPLIT": split, "UNROLL": unroll, "num_warps": warps}
+            if (
+                name.startswith("7b")
+                and 2 <= rows * unroll * (1 + gated) <= 8
+                and lanes * split * unroll * 32 < 1.3 * k
+            ):
                 out.append(("one4", name, cut))
     return out
 
@@ -84,7 +94,7 @@ def launch(kind: str, name: str, constants: dict, tensors: dict) -> None:
     cut = OneRow(*constants.values())
     grid = (triton.cdiv(rows, cut.program_rows),)
     has_norm = name.split()[1] in HAS_NORM
-    common = {"K": k, "HAS_BIAS": False, "ADDS": not has_norm, "ACTIVATION": gated, "NEXT_K": rows, "NEXT_BITS": 0}
+    common = {"K": k, "HAS_BIAS": False, "ADDS": not has_norm, "ACTIVATION": gated}
     t = tensors
     if kind == "one":
         dense_row.one_row_kernel[grid](
@@ -92,7 +102,7 @@ def launch(kind: str, name: str, constants: dict, tensors: dict) -> None:
         )  # fmt: skip
     else:
         block_row.one_row_blocks_kernel[grid](
-            t["x"], t["q"], t["s"], t["s"], t["x"], t["out"], rows, rows, 0x47000000, 0x45000000, 0x43000000, **common, GROUP=32, BITS=4, KIND=0, ZERO=8, **constants
+            t["x8"], t["q"], t["s"], t["s"], t["x"], t["out"], rows, rows, **common, GROUP=32, BITS=4, KIND=0, ZERO=8, **constants
         )  # fmt: skip
 
 
@@ -114,7 +124,7 @@ def compile_only(batch: list[tuple[str, str, dict]]) -> int:
     f, b = torch.zeros(64), torch.zeros(64, dtype=torch.bfloat16)
     tensors = {
         "x": f, "norm": f, "out": f, "outs": f, "outs_gated": b, "w": b, "xb": b, "q": torch.zeros(64, dtype=torch.int32),
-        "s": torch.zeros(64, dtype=torch.float16),
+        "s": torch.zeros(64, dtype=torch.float16), "x8": torch.zeros(64, dtype=torch.int32),
     }  # fmt: skip
     done = 0
     for kind, name, constants in batch:
@@ -207,7 +217,9 @@ def all_cases():
     named = {f"{f}/{m}": (FAMILIES[f], MIXES[m]) for f, m in cases} | {
         f"wide/{m}": (WIDE, WIDE_MIXES[m]) for m in WIDE_MIXES
     }
-    return named | {f"wide/{m}": (WIDE, m) for m in ("Q8_0", "Q4_0", "Q5_0", "Q5_1")}
+    named |= {f"wide/{m}": (WIDE, m) for m in ("Q8_0", "Q4_0", "Q5_0", "Q5_1")}
+    wanted = os.environ.get("CASES", "")
+    return {name: case for name, case in named.items() if wanted in name}
 
 
 def one_case(name: str) -> list[tuple[str, float, str]]:
@@ -279,6 +291,7 @@ def sweep() -> None:
             "x": torch.randn(32, k, device=device), "norm": torch.ones(k, device=device), "out": torch.zeros(1, n, device=device),
             "outs": torch.zeros(32, n, device=device), "outs_gated": torch.zeros(32, n, device=device, dtype=torch.bfloat16),
             "xb": torch.randn(32, k, device=device).bfloat16(), "s": scales,
+            "x8": torch.randint(-(2**31), 2**31, (k // 4 + k // 16,), dtype=torch.int32, device=device),
         }  # fmt: skip
         for kind, which, constants in everything:
             if which != name:
@@ -343,8 +356,8 @@ def set_mode(engine, mode: str) -> None:
 
 
 MODES = [
-    ("qwen2.5-7b", "BF16", "default"), ("qwen2.5-7b", "Q4_0", "tuned"), ("qwen2.5-7b", "Q4_K", "tuned"),
-    ("qwen2.5-7b", "Q8_0", "default"),
+    ("qwen2.5-7b", "BF16", "default"), ("qwen2.5-7b", "Q4_0", "default"), ("qwen2.5-7b", "Q4_0", "tuned"),
+    ("qwen2.5-7b", "Q4_K", "tuned"), ("qwen2.5-3b", "BF16", "default"),
 ]  # fmt: skip
 
 
@@ -402,7 +415,7 @@ def engines() -> None:
                 line += f", 32 streams {many:.0f} = {many / one:.1f}x (graph {graph_only(engine, 32, 128):.3f} ms), at 4096 {deep:.0f}, prefill {prefill:.0f} tok/s = {share:.1%}, load {loaded:.1f} s"
                 RESULTS[f"engine {shape} {fmt} {mode} more"] = (many, deep, prefill, share)
             print(line, flush=True)
-            if mode == "tuned" and fmt in ("BF16", "Q4_0"):
+            if fmt in ("BF16", "Q4_0"):
                 profile(engine, shape, fmt)
         except Exception as error:
             print(f"FAILED {shape} {fmt} {mode}: {type(error).__name__}: {str(error)[:800]}")
@@ -419,7 +432,7 @@ def profile(engine, shape: str, fmt: str) -> None:
 
     from potluck.bench.cuda_engine import _prefilled, _prompt, _step, prefill_speed
 
-    for what in ("one", "32", "prefill"):
+    for what in ("one", "32"):
         sessions = [engine.open(200) for _ in range(32 if what == "32" else 1)]
         tokens = [_prefilled(engine, s, _prompt(engine.facts, 100, i)) for i, s in enumerate(sessions)]
         tokens = _step(engine, sessions, tokens)
@@ -432,7 +445,7 @@ def profile(engine, shape: str, fmt: str) -> None:
             engine.close_session(s)
         events = sorted(prof.key_averages(), key=lambda e: -e.device_time_total)
         total = sum(e.device_time_total for e in events)
-        shown = ", ".join(f"{e.key[:34]} {e.count}x{e.device_time_total / max(1, e.count):.1f}" for e in events[:7])
+        shown = ", ".join(f"{e.key[:34]} {e.count}x{e.device_time_total / max(1, e.count):.1f}" for e in events[:12])
         print(f"    {what}: kernels {total / 1000:.3f} ms in {sum(e.count for e in events)}: {shown}", flush=True)
 
 
@@ -583,6 +596,92 @@ def pipeline() -> None:
     figures = bench_cuda_pipeline(CudaPipelineSettings(), print)
     print("\n".join(as_lines(figures)), flush=True)
     RESULTS["pipeline"] = [str(each) for each in figures]
+
+
+def taking_turns(arguments) -> list[float]:
+    """In a process of its own: half of a 3B model's layers, run whenever the shared counter says that it is this one's turn."""
+    number, name, rounds = arguments
+    from multiprocessing.shared_memory import SharedMemory
+
+    import torch
+
+    from potluck.core.layers import LayerRange
+    from potluck.engine.cuda.engine import TorchEngine
+    from potluck.engine.shard_engine import EngineSettings
+    from potluck.weights.random_checkpoint import open_random, random_name
+
+    settings = EngineSettings(
+        layers=LayerRange(18, 36), has_embedding=False, has_output=False, device="cuda", kv_budget_bytes=1 << 30
+    )
+    engine = TorchEngine(open_random(random_name("qwen2.5-3b", "BF16")), settings)
+    session = engine.open(64)
+    from potluck.engine.shard_engine import Step
+
+    engine.forward([Step(session, 0, hidden=np.ones((1, 2048), np.float32))])
+    [graph] = engine._rows._graphs.values()
+    stream = torch.cuda.current_stream()
+    memory = SharedMemory(name)
+    turn = np.ndarray((4,), np.int64, memory.buf)
+    alone = []
+    for _ in range(200):
+        began = time.perf_counter()
+        graph.replay()
+        stream.synchronize()
+        alone.append(time.perf_counter() - began)
+    turn[2 + number] = 1
+    while turn[2] + turn[3] < 2:
+        time.sleep(0.001)
+    took = []
+    for _ in range(rounds):
+        while turn[0] % 2 != number:
+            pass
+        began = time.perf_counter()
+        graph.replay()
+        stream.synchronize()
+        took.append(time.perf_counter() - began)
+        turn[0] += 1
+    del turn
+    memory.close()
+    return [float(np.median(alone)) * 1e6, float(np.median(took)) * 1e6]
+
+
+@part
+def switching() -> None:
+    """What two processes that take turns on one GPU lose to each other, without anything between them."""
+    from multiprocessing.shared_memory import SharedMemory
+
+    memory = SharedMemory(create=True, size=64)
+    np.ndarray((8,), np.int64, memory.buf)[:] = 0
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        for alone, turns in pool.map(taking_turns, [(0, memory.name, 500), (1, memory.name, 500)]):
+            print(f"half of a 3B model: alone {alone:.0f} us, in turns {turns:.0f} us", flush=True)
+    memory.close()
+    memory.unlink()
+
+
+def mps(command: str) -> str:
+    import subprocess
+
+    done = subprocess.run(
+        ["nvidia-cuda-mps-control"], check=False, input=command + "\n", capture_output=True, text=True, timeout=20
+    )
+    return (done.stdout + done.stderr).strip()
+
+
+@part
+def with_mps() -> None:
+    """The same two with NVIDIA's multi-process service, which lets processes share the GPU without switching."""
+    import subprocess
+
+    started = subprocess.run(["nvidia-cuda-mps-control", "-d"], check=False, capture_output=True, text=True, timeout=20)
+    print("mps started:", started.returncode, started.stdout, started.stderr)
+    try:
+        switching()
+        print("servers:", mps("get_server_list"))
+        pipeline()
+        print("servers:", mps("get_server_list"))
+    finally:
+        print("mps ended:", mps("quit"))
 
 
 @part

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from potluck.bench.random_model import RandomShape, random_model
+from potluck.bench.random_model import RandomFormat, RandomShape, random_model
 from potluck.core.errors import ModelNotFound
 from potluck.identity.keys import NodeKey
 from potluck.net.link import admit_anyone
@@ -20,21 +20,22 @@ from potluck.orchestrator.orchestrator import DistributedChatParams
 from potluck.weights.pull import Puller
 from potluck.weights.store import ModelEntry, ModelStore
 
-TINY = "tiny-8-layers"
+TINY, TINY_FLOATS = "tiny-8-layers", "tiny-8-layers-of-floats"
 _SHAPE = RandomShape(
     name="tiny8", hidden_size=64, layer_count=8, head_count=4, kv_head_count=2, head_size=16, feed_forward_size=128,
     vocabulary_size=512, context_length=512,
 )  # fmt: skip
 
 
-def stored_tiny(home: Path) -> ModelEntry:
+def stored_tiny(home: Path, format_name: RandomFormat = "Q4_0") -> ModelEntry:
     """Eight layers of random weights, made and stored once; a token takes well under a millisecond."""
     store = ModelStore(home / "models")
+    name = TINY if format_name == "Q4_0" else TINY_FLOATS
     try:
-        return store.find(TINY)
+        return store.find(name)
     except ModelNotFound:
-        path = random_model(home / "made", _SHAPE, "Q4_0", lambda _: None)
-        return Puller(store).pull(str(path), TINY).entry
+        path = random_model(home / "made", _SHAPE, format_name, lambda _: None)
+        return Puller(store).pull(str(path), name).entry
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from potluck.bench.gguf_writer import MetadataValue, PlannedTensor, file_bytes, 
 from potluck.core.errors import BenchmarkFailed
 from potluck.weights.checkpoint import BLOCKS
 
-RandomFormat = Literal["Q4_0", "Q4_K"]
+RandomFormat = Literal["Q4_0", "Q4_K", "F32"]
 RECIPE_VERSION = 1  # counts changes to what is written for a shape and format
 _SPREAD = 1.0  # standard deviation of a row's dot product with a normalised vector
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6  # llama.cpp's kinds of tokens
@@ -132,7 +132,7 @@ def _tokenizer(size: int) -> dict[str, MetadataValue]:
 def random_content(tensor: PlannedTensor, numbers: np.random.Generator) -> bytes:
     """Random quants; scales such that a normalised vector comes out about as large as it went in."""
     if tensor.format == "F32":
-        return np.ones(tensor.shape, np.float32).tobytes()
+        return _floats(tensor.shape, numbers).tobytes()
     data = np.frombuffer(bytearray(numbers.bytes(tensor.size_bytes)), np.uint8)
     blocks = data.reshape(-1, BLOCKS[tensor.format][1])
     scale = _SPREAD / np.sqrt(tensor.shape[-1])
@@ -145,6 +145,13 @@ def random_content(tensor: PlannedTensor, numbers: np.random.Generator) -> bytes
     else:
         raise ValueError(f"no random weights in {tensor.format}")
     return data.tobytes()
+
+
+def _floats(shape: tuple[int, ...], numbers: np.random.Generator) -> npt.NDArray[np.float32]:
+    """Norms are ones."""
+    if len(shape) == 1:
+        return np.ones(shape, np.float32)
+    return numbers.standard_normal(shape, np.float32) * np.float32(_SPREAD / np.sqrt(shape[-1]))
 
 
 def _set_half(blocks: npt.NDArray[np.uint8], offset: int, value: float) -> None:

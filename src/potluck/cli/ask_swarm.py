@@ -51,11 +51,15 @@ def ask_swarm(
                 "model": model, "text": "".join(told.parts), "finish_reason": told.reason, "prompt_tokens": usage.prompt_tokens,
                 "completion_tokens": usage.completion_tokens, "first_token_ms": round(first_ms, 1),
                 "tokens_per_s": round(speed, 1), "nodes": list(usage.nodes), "failovers": usage.failovers,
+                "exactness": usage.exactness,
             }
         )  # fmt: skip
     print(flush=True)
     nodes = " → ".join(node[:8] for node in usage.nodes)
-    notice(f"[{usage.completion_tokens} tokens, {speed:.0f} tokens/s, first after {first_ms:.0f} ms, over {nodes}]")
+    exactness = "" if usage.exactness == "bitwise" else f", exactness {usage.exactness}"
+    notice(
+        f"[{usage.completion_tokens} tokens, {speed:.0f} tokens/s, first after {first_ms:.0f} ms, over {nodes}{exactness}]"
+    )
     return None
 
 

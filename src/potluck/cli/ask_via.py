@@ -10,6 +10,7 @@ from potluck.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from potluck.node.asking import RemoteModel
+    from potluck.orchestrator.frames import ShardFailover
     from potluck.wire.messages import Stage
 
 CODECS = ("fp32", "fp16", "int8")
@@ -94,9 +95,9 @@ async def _answer(model: object, question: RemoteQuestion, node: object) -> None
         elif isinstance(frame, ShardStatus) and not question.as_json:
             notice(f"\n[{frame.shard_id} {frame.status}: {frame.reason}]")
         elif isinstance(frame, ShardFailover):
-            failovers.append({"lost": frame.lost, "pause_ms": round(frame.pause_ms, 1), "method": frame.method})
+            failovers.append(_shown_failover(frame))
             if not question.as_json:
-                notice(f"[failover: {', '.join(frame.lost)} replaced, pause {frame.pause_ms:.0f} ms]")
+                notice(f"[failover: {', '.join(frame.lost)} replaced, pause {frame.pause_ms:.0f} ms{_weaker(frame)}]")
         elif isinstance(frame, Finished | PipelineAborted):
             end = frame
     elapsed = time.perf_counter() - first
@@ -109,13 +110,26 @@ async def _answer(model: object, question: RemoteQuestion, node: object) -> None
                 "model": model.info.model, "text": "".join(parts), "finish_reason": getattr(end, "reason", "stop"),
                 "prompt_tokens": len(request.prompt), "completion_tokens": len(tokens), "tokens": tokens,
                 "first_token_ms": round((first - began) * 1000, 1), "tokens_per_s": round(speed, 1), "failovers": failovers,
+                "exactness": getattr(end, "exactness", "bitwise"),
             }
         )  # fmt: skip
     print(flush=True)
     stages = len(edges) + 1
     notice(
-        f"[{len(tokens)} tokens, {speed:.0f} tokens/s, first after {(first - began) * 1000:.0f} ms, {stages} shards]"
+        f"[{len(tokens)} tokens, {speed:.0f} tokens/s, first after {(first - began) * 1000:.0f} ms, {stages} shards{_weaker(end)}]"
     )
+
+
+def _shown_failover(frame: "ShardFailover") -> dict[str, object]:
+    return {
+        "lost": frame.lost, "pause_ms": round(frame.pause_ms, 1), "method": frame.method, "exactness": frame.exactness,
+    }  # fmt: skip
+
+
+def _weaker(frame: object) -> str:
+    """What an answer has that is not the same bits whoever computes it."""
+    level = getattr(frame, "exactness", "bitwise")
+    return "" if level == "bitwise" else f", exactness {level}"
 
 
 async def _serve_own(model: "RemoteModel", question: RemoteQuestion) -> "tuple[Stage, ...]":

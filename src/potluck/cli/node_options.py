@@ -15,3 +15,7 @@ DiscoveryOption = Annotated[bool, typer.Option(help="Find neighbours by mDNS.")]
 ServeOption = Annotated[bool, typer.Option(help="Hold layers; without, only ask and serve the API.")]
 ChaosOption = Annotated[bool, typer.Option("--chaos", help="Let the page's chaos button kill this node's worker.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="What computes: cpu, cuda or cuda:N.")]
+BatchInvariantOption = Annotated[
+    bool,
+    typer.Option("--batch-invariant", help="On a GPU: numbers that do not depend on who shares a batch; slower alone."),
+]

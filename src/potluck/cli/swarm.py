@@ -8,6 +8,7 @@ import typer
 from potluck.cli.api_options import AllowHostOption, AllowOriginOption, ApiOption, api_options
 from potluck.cli.console import JsonOption, format_table, notice, print_json, shown_bytes
 from potluck.cli.node_options import (
+    BatchInvariantOption,
     ChaosOption,
     DeviceOption,
     DiscoveryOption,
@@ -42,6 +43,7 @@ def join(
     serve: ServeOption = True,
     chaos: ChaosOption = False,
     device: DeviceOption = "cpu",
+    batch_invariant: BatchInvariantOption = False,
     api: ApiOption = None,
     allow_host: AllowHostOption = None,
     allow_origin: AllowOriginOption = None,
@@ -53,7 +55,7 @@ def join(
 
     options = SwarmOptions(
         None, None, max_layers, memory, listen, threads, streams, name, tuple(interface or ()), discovery, serve, chaos,
-        device, api_options(api, allow_host, allow_origin), as_json,
+        device, batch_invariant, api_options(api, allow_host, allow_origin), as_json,
     )  # fmt: skip
     run(run_swarm_node(options, decode_invite(invite)))
 

@@ -16,6 +16,7 @@ from potluck.cli.models import open_store
 from potluck.core.errors import BadRequest, ExperimentalDisabled, PeerRefused, PotluckError
 
 if TYPE_CHECKING:
+    from potluck.core.device_facts import DeviceFacts
     from potluck.gateway.server import GatewayServer
     from potluck.identity.keys import NodeKey
     from potluck.node.administration import NodeAdministration
@@ -47,6 +48,7 @@ class SwarmOptions:
     serves: bool
     has_chaos: bool
     device: str
+    is_batch_invariant: bool
     api: ApiOptions | None
     as_json: bool
 
@@ -170,7 +172,8 @@ class _Session:
 
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._stopped.set)
-        settings = self._settings()
+        device = await self._device()
+        settings = self._settings(device)
         progress = make_progress(self._options.as_json)
         swarm = SwarmNode(self._key, self._keeper, self._store, settings, lambda: progress, self._say)
         swarm.node.allows_chaos = self._options.has_chaos
@@ -189,7 +192,18 @@ class _Session:
             await swarm.stop()
             await asyncio.to_thread(stop_spans)  # sends what is left
 
-    def _settings(self) -> "SwarmNodeSettings":
+    async def _device(self) -> "DeviceFacts | None":
+        """The GPU, measured; None where the CPU computes. Raises DeviceUnavailable before anybody counts on it."""
+        from potluck.node.device import measured_device
+
+        if self._options.device == "cpu" or not self._options.serves:
+            return None
+        facts = await asyncio.to_thread(measured_device, self._options.device)
+        free, total = facts.free_bytes / 1e9, facts.total_bytes / 1e9
+        notice(f"{facts.name}: {free:.1f} of {total:.1f} GB free, copies {facts.bytes_per_s / 1e9:.0f} GB/s")
+        return facts
+
+    def _settings(self, device: "DeviceFacts | None") -> "SwarmNodeSettings":
         from potluck.core.layers import LayerRange
         from potluck.node.configuration_file import configured_keys, read_configuration
         from potluck.node.identity_file import own_folder
@@ -200,15 +214,18 @@ class _Session:
 
         options, configuration = self._options, read_configuration()
         limit = parse_size(options.memory) if options.memory else None
-        budget = min(memory_budget_bytes(limit), configuration.host.shard_max_vram_mb * 1_000_000)
+        most = configuration.host.shard_max_vram_mb * 1_000_000
+        budget = min(memory_budget_bytes(limit), most) if device is None else device.budget_bytes(limit or most)
         serves = options.serves and (configuration.host.serve_shards or "host.serve_shards" not in configured_keys())
         pinned = LayerRange.parse(options.layers, self._layer_count()) if options.layers else None
         steward = StewardSettings(
-            name=options.name or _host_name(), is_serving=serves, memory_total_bytes=memory_total_bytes(),
-            memory_budget_bytes=budget, bytes_per_s=reading_bytes_per_s(),
+            name=options.name or _host_name(), is_serving=serves, device=device,
+            memory_total_bytes=memory_total_bytes() if device is None else device.total_bytes, memory_budget_bytes=budget,
+            bytes_per_s=reading_bytes_per_s() if device is None else device.bytes_per_s,
             lifetime_s=int(4 * configuration.shard_health_timeout_seconds), pinned=pinned, max_layers=options.max_layers,
             serving=ServingSettings(
                 threads=options.threads, max_concurrent_streams=options.streams, device=options.device,
+                is_batch_invariant=options.is_batch_invariant, device_budget_bytes=None if device is None else budget,
                 eviction_idle_s=configuration.host.shard_eviction_idle_seconds,
             ),
         )  # fmt: skip

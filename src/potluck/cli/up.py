@@ -21,6 +21,7 @@ from potluck.cli.chat_params import api_params, limit_pipelines
 from potluck.cli.console import JsonOption, notice, print_json
 from potluck.cli.models import open_store
 from potluck.cli.node_options import (
+    BatchInvariantOption,
     ChaosOption,
     DeviceOption,
     DiscoveryOption,
@@ -53,6 +54,8 @@ class UpOptions:
     threads: int
     streams: int
     device: str
+    is_batch_invariant: bool
+    memory: str | None
     is_spare: bool
     metrics: str | None
     via: tuple[str, ...]
@@ -78,6 +81,7 @@ def up(
     serve: ServeOption = True,
     chaos: ChaosOption = False,
     device: DeviceOption = "cpu",
+    batch_invariant: BatchInvariantOption = False,
     spare: Annotated[bool, typer.Option("--spare", help="With --layers: be used only where others fail.")] = False,
     metrics: Annotated[str | None, typer.Option("--metrics", help="With --layers: a Prometheus page.")] = None,
     via: Annotated[str | None, typer.Option("--via", help="ADDR,ADDR,…: use these nodes, without a swarm.")] = None,
@@ -101,7 +105,7 @@ def up(
             raise BadRequest("--spare and --metrics go with --layers and explicit addresses; a swarm sees to both")
         swarm_options = SwarmOptions(
             model, layers, max_layers, memory, listen, threads, streams, name, tuple(interface or ()), discovery, serve, chaos,
-            device, chosen, as_json,
+            device, batch_invariant, chosen, as_json,
         )  # fmt: skip
         return run(run_swarm_node(swarm_options))
     if not serve and (chosen is None or not others):
@@ -109,11 +113,10 @@ def up(
     address = listen or f"127.0.0.1:{DEFAULT_PORT}"
     if serve:
         _require_loopback(address, open_to_all)
-    return run(
-        _serve(
-            UpOptions(model, layers, address, threads, streams, device, spare, metrics, others, serve, chosen, as_json)
-        )
-    )
+    options = UpOptions(
+        model, layers, address, threads, streams, device, batch_invariant, memory, spare, metrics, others, serve, chosen, as_json
+    )  # fmt: skip
+    return run(_serve(options))
 
 
 def _require_loopback(address: str, is_open: bool) -> None:
@@ -165,6 +168,7 @@ async def _serve(options: UpOptions) -> None:
 
 def _add_shard(node: "Node", options: UpOptions) -> "ShardServer":
     from potluck.node.configuration_file import read_configuration
+    from potluck.node.machine import parse_size
     from potluck.node.serving import ServingSettings, parse_stage, random_model, read_stored_model, serve
     from potluck.weights.random_checkpoint import is_random
 
@@ -173,12 +177,15 @@ def _add_shard(node: "Node", options: UpOptions) -> "ShardServer":
     else:
         store = open_store()
         stored = read_stored_model(store, find_model(store, options.model).id)
+    host = read_configuration().host
     settings = ServingSettings(
         threads=options.threads,
         device=options.device,
+        is_batch_invariant=options.is_batch_invariant,
+        device_budget_bytes=parse_size(options.memory) if options.memory else host.shard_max_vram_mb * 1_000_000,
         max_concurrent_streams=options.streams,
         is_spare=options.is_spare,
-        eviction_idle_s=read_configuration().host.shard_eviction_idle_seconds,
+        eviction_idle_s=host.shard_eviction_idle_seconds,
     )
     return serve(node, stored, parse_stage(options.layers, stored.facts.layer_count), settings)
 

@@ -1,5 +1,8 @@
-"""Which engine computes on which device. Imports an engine only when one is built: a CPU node never imports torch."""
+"""Which engine computes on which device, and what a device has to give. Imports an engine only when one is built: a CPU node never
+imports torch.
+"""
 
+from potluck.core.device_facts import DeviceFacts
 from potluck.core.errors import BadRequest
 from potluck.engine.shard_engine import EngineSettings, Notice, ShardEngine
 from potluck.weights.checkpoint import Checkpoint
@@ -16,4 +19,17 @@ def build_engine(checkpoint: Checkpoint, settings: EngineSettings, notice: Notic
         from potluck.engine.cuda.engine import TorchEngine
 
         return TorchEngine(checkpoint, settings, notice)
-    raise BadRequest(f"there is no device {settings.device!r}; known: cpu, cuda, cuda:N")
+    raise _unknown(settings.device)
+
+
+def measure_device(device: str) -> DeviceFacts:
+    """Raises BadRequest for a device that nobody knows or that is the CPU, DeviceUnavailable for one that is not there."""
+    if device.partition(":")[0] != "cuda":
+        raise _unknown(device)
+    from potluck.engine.cuda.device import measure
+
+    return measure(device)
+
+
+def _unknown(device: str) -> BadRequest:
+    return BadRequest(f"there is no device {device!r}; known: cpu, cuda, cuda:N")

@@ -149,6 +149,9 @@ class KvCache:
 
     def extend(self, session: KvSession, count: int) -> None:
         """Makes the next `count` positions writable: missing pages appear, shared ones are copied."""
+        page = session.length // PAGE_POSITIONS
+        if count == 1 and page < len(session.pages) and session.pages[page].users == 1:
+            return  # as nearly always
         self.require_room(session, count)
         needed = -(-(session.length + count) // PAGE_POSITIONS)
         self._own_pages(session, session.length // PAGE_POSITIONS, needed)

@@ -17,6 +17,7 @@ from potluck.core.exactness import Exactness
 from potluck.core.layers import LayerRange
 from potluck.core.model_facts import ModelFacts
 from potluck.engine.kv_cache import KvCache, KvSession
+from potluck.engine.kv_format import PAGE_POSITIONS
 
 Floats = npt.NDArray[np.float32]
 Round = Callable[[Floats], Floats]
@@ -36,6 +37,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     processor: str | None = None
     max_rows: int | None = None
     device: str = "cpu"  # or "cuda", "cuda:1"
+    device_budget_bytes: int | None = None  # what weights and KV may take of a GPU; None: what is free
     is_batch_invariant: bool = False  # on a GPU: one kernel for every number of rows, at some cost; a CPU is anyway
 
 
@@ -116,6 +118,11 @@ class ShardEngine(ABC):
     @abstractmethod
     def processor(self) -> str:
         """What computes, for people."""
+
+    @property
+    def device_bytes(self) -> int:
+        """What it takes of a GPU's memory, for good."""
+        return 0
 
     @property
     @abstractmethod
@@ -235,13 +242,29 @@ class ShardEngine(ABC):
             raise BadRequest("a batch needs at least one step")
         if len({step.session for step in steps}) != len(steps):
             raise BadRequest("a session can take part in a batch only once")
-        if len({self._session(step.session).layers for step in steps}) != 1:
+        sessions = [self._session(step.session) for step in steps]
+        if len(steps) > 1 and len({session.layers for session in sessions}) != 1:
             raise BadRequest("all sessions of a batch must use the same layers")
-        for step in steps:
-            self._check_step(step)
+        for step, session in zip(steps, sessions, strict=True):
+            if not self._is_usual(step, session):
+                self._check_step(step, session)
 
-    def _check_step(self, step: Step) -> None:
-        session = self._session(step.session)
+    def _is_usual(self, step: Step, session: EngineSession) -> bool:
+        """One token id that nothing speaks against: seen at a glance, as it is what comes nearly always."""
+        tokens, kv = step.tokens, session.kv
+        return (
+            tokens is not None
+            and len(tokens) == 1
+            and step.hidden is None
+            and step.position == kv.length < self.facts.context_length
+            and kv.length < len(kv.pages) * PAGE_POSITIONS  # a page that is there was reserved
+            and 0 <= tokens[0] < self.facts.vocabulary_size
+            and self.settings.has_embedding
+            and session.begins_with_tokens
+            and (not step.logits or (step.logits == (0,) and self.settings.has_output and self._ends_with(session)))
+        )
+
+    def _check_step(self, step: Step, session: EngineSession) -> None:
         if step.position != session.kv.length:
             raise BadRequest(
                 f"step at position {step.position}, but session {step.session} has {session.kv.length} positions"

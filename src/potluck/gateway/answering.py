@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from potluck.core.exactness import Exactness
 from potluck.core.model_facts import ModelFacts
 from potluck.core.sampling_params import SamplingParams
 from potluck.orchestrator.frames import StreamFrame
@@ -32,6 +33,10 @@ class Answer(Protocol):
     @property
     def nodes(self) -> tuple[str, ...]:
         """Ids of all nodes that have taken part so far."""
+
+    @property
+    def exactness(self) -> Exactness:
+        """As far as the stages say that it began with; frames tell of changes."""
 
     def frames(self) -> AsyncIterator[StreamFrame]:
         """To the end; closing the iterator early ends the generation on every shard. Can be called once."""

@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from potluck.core.exactness import Exactness
 from potluck.orchestrator.frames import PipelineAborted, ShardFailover, ShardStatus
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -76,5 +77,6 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     failovers: int = 0
     pause_s: float = 0.0
     nodes: tuple[str, ...] = ()
+    exactness: Exactness = "bitwise"  # the weakest of all choices
     first_token_s: float = 0.0
     total_s: float = 0.0

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from potluck.core.errors import GenerationAborted
+from potluck.core.exactness import Exactness, weakest
 from potluck.gateway.answering import Answer, OpenModel
 from potluck.gateway.choice import ChoiceStream
 from potluck.gateway.events import Diagnostics, Event, PromptShown, TextDelta, Usage
@@ -38,6 +39,7 @@ class Run:
         self._tokens = self._failovers = self._reused = 0
         self._pause_s = 0.0
         self._nodes: list[str] = []
+        self._exactness: dict[int, Exactness] = {}  # by choice
 
     async def __aenter__(self) -> "Run":
         loop = asyncio.get_running_loop()
@@ -66,8 +68,8 @@ class Run:
         now = self._now_s()
         return Usage(
             prompt_tokens=self._prepared.prompt_tokens, completion_tokens=self._tokens, failovers=self._failovers,
-            pause_s=self._pause_s, nodes=tuple(self._nodes), first_token_s=(self._first_s or now) - self._began_s,
-            total_s=now - self._began_s, cached_tokens=self._reused,
+            pause_s=self._pause_s, nodes=tuple(self._nodes), exactness=weakest(self._exactness.values()),
+            first_token_s=(self._first_s or now) - self._began_s, total_s=now - self._began_s, cached_tokens=self._reused,
         )  # fmt: skip
 
     async def _guarded(self, choice: PreparedChoice) -> None:
@@ -99,11 +101,14 @@ class Run:
                     return
         finally:
             self._note_nodes(answer)
+            self._exactness.setdefault(choice.index, answer.exactness)
             closing = getattr(frames, "aclose", None)
             if closing is not None:
                 await closing()
 
     def _on_frame(self, frame: StreamFrame, stream: ChoiceStream, request: GenerationRequest) -> list[Event]:
+        if isinstance(frame, Finished | ShardFailover):
+            self._exactness[stream.choice] = frame.exactness
         if isinstance(frame, TokenDelta):
             self._tokens += 1
             self._first_s = self._first_s or self._now_s()

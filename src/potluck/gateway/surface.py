@@ -91,5 +91,8 @@ def ndjson(data: Any) -> bytes:
 
 
 def potluck_usage(usage: Usage) -> Json:
-    """What only a swarm has to tell: failovers, the pause they made, and who took part."""
-    return {"failovers": usage.failovers, "pause_ms": round(usage.pause_s * 1000, 1), "nodes": list(usage.nodes)}
+    """What only a swarm has to tell: failovers, the pause they made, who took part, and how exact that makes the answer."""
+    return {
+        "failovers": usage.failovers, "pause_ms": round(usage.pause_s * 1000, 1), "nodes": list(usage.nodes),
+        "exactness": usage.exactness,
+    }  # fmt: skip

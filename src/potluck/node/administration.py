@@ -39,6 +39,7 @@ from potluck.node.steward import ModelDuty
 from potluck.node.swarm_node import News, SwarmNode
 from potluck.orchestrator.tracing import TraceSummary, TraceView
 from potluck.orchestrator.watching import Watched
+from potluck.swarm.adverts import CPU
 from potluck.swarm.service import steady_clock_s
 from potluck.swarm.upkeep import ShardPhase
 from potluck.swarm.view import Seen
@@ -137,7 +138,8 @@ class NodeAdministration(Administration):
         costs = {duty.costs.weights_sha256: duty.costs for duty in self._swarm.steward.duties.values()}
         model = sum(costs[s.weights_sha256].weight_bytes(s.stage) for s in advert.shards if s.weights_sha256 in costs)
         total = advert.memory_total_bytes
-        free = psutil.virtual_memory().available if seen.is_own else max(0, advert.memory_budget_bytes - model)
+        is_here = seen.is_own and advert.device == CPU
+        free = psutil.virtual_memory().available if is_here else max(0, advert.memory_budget_bytes - model)
         return MemoryView(total, model, 0, min(free, max(0, total - model)))
 
     def _links(self) -> list[LinkView]:

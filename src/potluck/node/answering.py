@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 
 from potluck.core.errors import BadRequest, ModelNotFound, NotEntitled, PotluckError
+from potluck.core.exactness import Exactness, exactness_of
 from potluck.core.model_facts import ModelFacts
 from potluck.core.sampling_params import SamplingParams
 from potluck.gateway.answering import Answer, ModelCard, OpenModel
@@ -28,6 +29,7 @@ class PipelineAnswer:
         self, orchestrator: PipelineOrchestrator, request: GenerationRequest, params: DistributedChatParams
     ) -> None:
         self._nodes: list[str] = []
+        self._began_with: tuple[Placed, ...] = ()
         watched = msgspec.structs.replace(params, on_stages=self._note)
         self._frames = orchestrator.chat(request, watched)
 
@@ -35,10 +37,15 @@ class PipelineAnswer:
     def nodes(self) -> tuple[str, ...]:
         return tuple(self._nodes)
 
+    @property
+    def exactness(self) -> Exactness:
+        return exactness_of({placed.arithmetic for placed in self._began_with})
+
     def frames(self) -> AsyncIterator[StreamFrame]:
         return self._frames
 
     def _note(self, stages: tuple[Placed, ...]) -> None:
+        self._began_with = self._began_with or stages
         self._nodes += [node for placed in stages if (node := placed.node.hex()) not in self._nodes]
 
 

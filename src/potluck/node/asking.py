@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from potluck.core.errors import BadRequest, ContextLengthExceeded, PotluckError, ShardUnavailable, WeightsMismatch
+from potluck.core.exactness import Exactness, exactness_of
 from potluck.core.grammar import Grammar
 from potluck.core.model_facts import ModelFacts
 from potluck.core.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
@@ -24,6 +25,7 @@ from potluck.node.serving import (
 from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover, StreamFrame, TokenDelta
 from potluck.orchestrator.generation import GenerationRequest
 from potluck.orchestrator.orchestrator import DistributedChatParams
+from potluck.planner.cover import Placed
 from potluck.text.chat_template import ChatTemplate
 from potluck.text.detokenizer import StopMatcher, StreamingDetokenizer
 from potluck.text.tokenizer import Tokenizer
@@ -65,6 +67,12 @@ async def _fetch_text_side(node: Node, info: ShardInfo) -> tuple[Manifest, Token
                 else ShardUnavailable(f"{holder.hex()[:8]} does not answer")
             )
     raise error
+
+
+def _note_first(stages: tuple[Placed, ...], first: list[Placed], params: DistributedChatParams) -> None:
+    first += () if first else stages
+    if params.on_stages is not None:
+        params.on_stages(stages)
 
 
 class RemoteModel:
@@ -135,12 +143,16 @@ class RemoteModel:
         """Frames with the text that each adds. A stop string ends the generation on every shard. The last frame is an end."""
         detokenizer, matcher = StreamingDetokenizer(self.tokenizer), StopMatcher(stops)
         tokens = failovers = 0
-        async with aclosing(self._node.orchestrator.chat(request, params)) as frames:
+        began_with: list[Placed] = []
+        watched = msgspec.structs.replace(params, on_stages=lambda stages: _note_first(stages, began_with, params))
+        exactness: Exactness | None = None
+        async with aclosing(self._node.orchestrator.chat(request, watched)) as frames:
             async for frame in frames:
                 if isinstance(frame, Finished | PipelineAborted):
                     yield TextFrame(frame, matcher.push(detokenizer.finish()).text + matcher.finish())
                     return
-                failovers += isinstance(frame, ShardFailover)
+                if isinstance(frame, ShardFailover):
+                    failovers, exactness = failovers + 1, frame.exactness
                 if not isinstance(frame, TokenDelta):
                     yield TextFrame(frame, "")
                     continue
@@ -148,7 +160,8 @@ class RemoteModel:
                 check = matcher.push(detokenizer.push(frame.token))
                 yield TextFrame(frame, check.text)
                 if check.stop is not None:
-                    yield TextFrame(Finished("stop", tokens, failovers), "")
+                    level = exactness or exactness_of({placed.arithmetic for placed in began_with})
+                    yield TextFrame(Finished("stop", tokens, failovers, level), "")
                     return
 
     async def generate_choices(

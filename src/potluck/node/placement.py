@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from potluck.core.layers import LayerRange
 from potluck.core.model_facts import ModelFacts
 from potluck.planner.costs import Link, Links, ModelCosts, NodeOffer
-from potluck.swarm.adverts import Advert
+from potluck.swarm.adverts import CPU, Advert
 from potluck.swarm.view import View
 from potluck.trust.records import ServedModel
+from potluck.weights.device_memory import device_growth
 from potluck.weights.manifest import Manifest
 from potluck.weights.units import EMBEDDING, OUTPUT, cut_into_units, layer_unit
 from potluck.wire.messages import Stage
@@ -30,6 +31,7 @@ def model_costs(manifest: Manifest, record: ServedModel) -> ModelCosts:
         embedding_bytes=embedding_bytes, output_bytes=output_bytes, is_output_tied=facts.is_output_tied,
         kv_bytes_per_token=kv_bytes_per_token(facts, manifest), context_tokens=min(record.context_tokens, facts.context_length),
         streams=record.streams, activation_bytes=4 * facts.hidden_size,
+        device_growth=device_growth({each.name: each for each in manifest.tensors}),
     )  # fmt: skip
 
 
@@ -58,8 +60,10 @@ def _offer(advert: Advert, costs: ModelCosts, is_trusted: bool, taken_bytes: int
     layer_s = layer_us / 1e6 if layer_us else average_bytes / _GUESSED_BYTES_PER_S
     pinned = LayerRange(*advert.pinned) if advert.pinned is not None else None
     fits = pinned is None or pinned.stop <= costs.layer_count
+    # On a GPU some formats take more than in the file; the planner counts the file's bytes.
+    growth = costs.device_growth if advert.device != CPU else 1.0
     return NodeOffer(
-        node=advert.node, free_bytes=max(0, advert.memory_budget_bytes - taken_bytes), layer_s=layer_s,
+        node=advert.node, free_bytes=int(max(0, advert.memory_budget_bytes - taken_bytes) / growth), layer_s=layer_s,
         output_s=layer_s * costs.output_bytes / average_bytes, max_streams=costs.streams, is_trusted=is_trusted and fits,
         pinned=pinned if fits else None, max_layers=advert.max_layers or None, current=current_stage(advert, costs),
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """From a model in the store to a served shard, and from a head's question to tokens: what `up` and `ask` put together."""
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from potluck.node.weight_server import OfferedWeights
 from potluck.shard.server import ShardServer
 from potluck.shard.settings import ShardSettings
 from potluck.weights.checkpoint import TensorEntry
+from potluck.weights.device_memory import device_bytes, vram_required_mb
 from potluck.weights.manifest import Manifest, decode_manifest, tokenizer_sha256, weights_sha256
 from potluck.weights.partial_model import held_units
 from potluck.weights.random_checkpoint import open_random
@@ -23,6 +25,8 @@ from potluck.weights.store import ModelStore
 from potluck.weights.units import held_of, ranges_of, shown_units, stage_units
 from potluck.wire.messages import Stage
 from potluck.wire.worker_settings import WorkerSettings
+
+_SPIN_S, _SPINNING_CORES = 0.004, 8
 
 
 class StoredModel(msgspec.Struct, frozen=True):
@@ -129,7 +133,24 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     eviction_idle_s: float = 600.0
     is_spare: bool = False
     device: str = "cpu"  # or "cuda", "cuda:1"
+    device_budget_bytes: int | None = None  # what a shard may take of a GPU, weights and KV; None: what is free
     is_batch_invariant: bool = False
+
+
+def vram_mb(model: StoredModel, stage: Stage, settings: ServingSettings) -> int:
+    """What the shard will need of a GPU's memory; 0 on the CPU."""
+    if settings.device == "cpu":
+        return 0
+    tensors = model.tensors or open_random(str(model.path)).tensors
+    layers = LayerRange(stage.start, stage.stop) if stage.stop > stage.start else None
+    weights = device_bytes(tensors, model.facts, layers, stage.has_embedding, stage.has_output)
+    return vram_required_mb(weights, settings.kv_budget_bytes)
+
+
+def spin_s(device: str) -> float:
+    """A GPU's steps are so short that waking up would be a good part of a token's time; and such a machine has cores to spare."""
+    is_gpu = device == "cuda" or (device.startswith("cuda:") and device[5:].isdigit())
+    return _SPIN_S if is_gpu and (os.cpu_count() or 1) >= _SPINNING_CORES else 0.0
 
 
 def serve(node: Node, model: StoredModel, stage: Stage, settings: ServingSettings) -> ShardServer:
@@ -138,13 +159,15 @@ def serve(node: Node, model: StoredModel, stage: Stage, settings: ServingSetting
     shard = ShardSettings(
         model=model.id, weights_sha256=model.weights_sha256, layer_count=model.facts.layer_count,
         hidden_size=model.facts.hidden_size, stage=stage, max_concurrent_streams=settings.max_concurrent_streams,
-        eviction_idle_s=settings.eviction_idle_s, is_spare=settings.is_spare,
+        eviction_idle_s=settings.eviction_idle_s, is_spare=settings.is_spare, spin_s=spin_s(settings.device),
         arithmetic=arithmetic_of(settings.device, is_batch_invariant=settings.is_batch_invariant),
+        vram_required_mb=vram_mb(model, stage, settings),
     )  # fmt: skip
     packed_folder = None if model.packed_folder is None else str(model.packed_folder)
     worker = WorkerSettings(
         model_path=str(model.path), source=model.weights_sha256, packed_folder=packed_folder, threads=settings.threads,
         kv_budget_bytes=settings.kv_budget_bytes, device=settings.device, is_batch_invariant=settings.is_batch_invariant,
+        spin_s=spin_s(settings.device), device_budget_bytes=settings.device_budget_bytes,
     )  # fmt: skip
     node.weights.offer(model.offered())
     return node.add_shard(shard, worker, ServedModel(model.weights_sha256, model.manifest, model.tokenizer))

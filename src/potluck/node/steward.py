@@ -12,10 +12,12 @@ from collections.abc import Callable, Coroutine, Mapping
 import msgspec
 
 from potluck import __version__
-from potluck.core.errors import PlacementImpossible, PotluckError, ShardUnavailable, WeightsMissing
+from potluck.core.device_facts import DeviceFacts
+from potluck.core.errors import OutOfDeviceMemory, PlacementImpossible, PotluckError, ShardUnavailable, WeightsMissing
 from potluck.core.layers import LayerRange
 from potluck.core.limits import ARITHMETIC_VERSION
 from potluck.identity.keys import short_id
+from potluck.node.device import measured_device
 from potluck.node.node import Node
 from potluck.node.placement import covers, is_covered, links_of, model_costs, node_offers
 from potluck.node.serving import ServingSettings, StoredModel, check_tokenizer, read_stored_model, serve
@@ -58,6 +60,7 @@ class StewardSettings(msgspec.Struct, frozen=True, kw_only=True):
     pinned: LayerRange | None = None
     max_layers: int = 0
     serving: ServingSettings = ServingSettings()
+    device: DeviceFacts | None = None  # None: the CPU
 
 
 class ModelDuty:
@@ -123,6 +126,9 @@ class Steward:
         self._advert_s = 0.0
         self._store_look_s = 0.0
         self._rtts_us: dict[bytes, SteadyFigure] = {}
+        self._budget_bytes = settings.memory_budget_bytes
+        self._available_bytes = settings.memory_budget_bytes if settings.device is None else settings.device.free_bytes
+        self.measure_device: Callable[[str], DeviceFacts] = measured_device
         self._loop = asyncio.get_running_loop()
 
     def __repr__(self) -> str:
@@ -412,6 +418,8 @@ class Steward:
             self._say(f"serving {server.shard_id}")
         except (PotluckError, OSError) as error:
             self._failed(duty, str(error))
+            if isinstance(error, OutOfDeviceMemory):
+                await self._measure_again()
             if server is not None:
                 duty.shards.pop(server, None)
                 await self._node.remove_shard(server)
@@ -419,6 +427,17 @@ class Steward:
             duty.is_loading = False
             self._wake.set()
             self.on_changed()
+
+    async def _measure_again(self) -> None:
+        """Somebody else uses the device too: what is left of it goes into the next advert, and into everybody's plans."""
+        try:
+            facts = await asyncio.to_thread(self.measure_device, self.settings.serving.device)
+        except PotluckError as error:
+            self._say(f"the device cannot be measured: {error}")
+            return
+        held_mb = sum(server.info().vram_mb for duty in self.duties.values() for server in duty.shards)
+        self._available_bytes = facts.free_bytes
+        self._budget_bytes = facts.budget_bytes(self.settings.memory_budget_bytes, held_mb * 1_000_000)
 
     async def _started(self, server: ShardServer) -> None:
         """Returns when it is loaded. Raises ShardUnavailable where it cannot be, or where its worker dies again and again."""
@@ -455,7 +474,8 @@ class Steward:
             node=self._node.id, lifetime_s=settings.lifetime_s, name=settings.name, software=__version__,
             arithmetic=ARITHMETIC_VERSION, addresses=self.addresses, shards=tuple(self._offered_shards()[:MAX_SHARDS]),
             held=tuple(self._held_weights()[:MAX_HELD]), memory_total_bytes=settings.memory_total_bytes,
-            memory_available_bytes=settings.memory_budget_bytes, memory_budget_bytes=settings.memory_budget_bytes,
+            memory_available_bytes=self._available_bytes, memory_budget_bytes=self._budget_bytes,
+            device=settings.serving.device, device_name="" if settings.device is None else settings.device.name,
             speeds=tuple(LayerSpeed(duty.costs.weights_sha256, self._layer_us(duty)) for duty in duties),
             threads=settings.serving.threads, links=self._steady_links(), is_draining=self.is_leaving,
             allows_serving=settings.is_serving and not self._is_unwell() and self._roster().may_serve(self._node.id),

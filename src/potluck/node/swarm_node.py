@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from potluck.core.errors import BadRequest
-from potluck.core.limits import ARITHMETIC_VERSION
+from potluck.core.exactness import KNOWN_ARITHMETICS
 from potluck.identity.keys import NodeKey
 from potluck.identity.signed import Signed
 from potluck.net.addresses import format_address, parse_address
@@ -131,7 +131,7 @@ class SwarmNode:
 
     def _on_view(self, seen: View) -> None:
         roster = self.keeper.roster
-        served = frozenset(Served(m.subject, m.weights_sha256, ARITHMETIC_VERSION) for m in roster.models())
+        served = frozenset(Served(m.subject, m.weights_sha256, a) for m in roster.models() for a in KNOWN_ARITHMETICS)
         self.view = view = seen.trusting(roster.may_serve, served)
         self.node.orchestrator.offer([(o.node, o.address, o.described, o.is_own) for o in view.offers()])
         self.steward.on_view(view)

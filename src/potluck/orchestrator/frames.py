@@ -48,6 +48,7 @@ class ShardFailover(msgspec.Struct, frozen=True, tag="shard_failover", tag_field
     pause_ms: float
     replayed_tokens: int
     method: Literal["replay", "re-prefill", "none"]
+    exactness: Exactness = "bitwise"  # of the answer from here on
 
 
 class PipelineAborted(msgspec.Struct, frozen=True, tag="pipeline_aborted", tag_field="type"):

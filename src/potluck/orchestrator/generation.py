@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from potluck.core.errors import ProtocolViolation
-from potluck.core.exactness import exactness_of
+from potluck.core.exactness import Exactness, exactness_of
 from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover, ShardStatus, StreamFrame, TokenDelta
 from potluck.orchestrator.probing import Probing, looks_alive, progress_of, stalled_hop
 from potluck.orchestrator.prompt_scores import PromptScores
@@ -145,6 +145,7 @@ class Generation:
         self._credit_owed = 0
         self._unread = 0
         self._last_refusal = _NO_HOLDER
+        self._arithmetics: set[int] = set()  # of every shard that took part
         if resumption is not None:
             self._resume(resumption)
 
@@ -191,6 +192,10 @@ class Generation:
         return bool(own - self._own_from_start)
 
     @property
+    def exactness(self) -> Exactness:
+        return exactness_of(self._arithmetics, self.failovers)
+
+    @property
     def is_ended(self) -> bool:
         return self.phase is Phase.ENDED
 
@@ -215,8 +220,7 @@ class Generation:
         self._end(self._finished("cancelled"))
 
     def _finished(self, reason: Literal["stop", "length", "cancelled"]) -> Finished:
-        exactness = exactness_of(self.request.arithmetic)
-        return Finished(reason, len(self.generated), self.failovers, exactness, self._reused)
+        return Finished(reason, len(self.generated), self.failovers, self.exactness, self._reused)
 
     def next_wake_s(self) -> float:
         """When `on_time` wants to be called, at the latest."""
@@ -273,10 +277,13 @@ class Generation:
         request = self.request
         positions = len(request.prompt) + request.max_tokens
         return Open(
-            stage.session, self.epoch, request.model, request.weights_sha256, request.arithmetic, stage.placed.stage, positions,
+            stage.session, self.epoch, request.model, request.weights_sha256, self._arithmetic_of(stage), stage.placed.stage, positions,
             wiring, request.boundaries, sampler, self.settings.keeps_outbox, None if stage.is_empty else stage.resumes,
             0 if stage.is_empty else self._confirmed,
         )  # fmt: skip
+
+    def _arithmetic_of(self, stage: HeadStage) -> int:
+        return stage.placed.arithmetic or self.request.arithmetic
 
     def _sampler(self) -> Sampler:
         request = self.request
@@ -341,6 +348,7 @@ class Generation:
             self._reused = 0  # some shard had not kept its part after all
         for stage in self._stages:
             stage.is_empty = False
+        self._arithmetics |= {self._arithmetic_of(stage) for stage in self._stages}
         self.phase = Phase.RUNNING
         self.formed_s = now_s if self.formed_s is None else self.formed_s
         self._sent = self._confirmed
@@ -500,6 +508,7 @@ class Generation:
             ShardFailover(
                 tuple(outage.lost), names, self.epoch, (now_s - outage.began_s) * 1000, outage.replayed,
                 outage.method,  # type: ignore[arg-type]
+                self.exactness,
             )
         )  # fmt: skip
 

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from potluck.core.errors import BadRequest, PotluckError, ShardsFull, ShardUnavailable
+from potluck.core.limits import ARITHMETIC_VERSION
 from potluck.net.peers import PeerLinks
 from potluck.orchestrator.frames import (
     Finished,
@@ -27,8 +28,9 @@ from potluck.orchestrator.router import ShardHealthTracker
 from potluck.orchestrator.routing import ShardStore
 from potluck.orchestrator.tracing import GenerationTrace, Traces
 from potluck.orchestrator.watching import StageTimings, Watched
+from potluck.planner.alike import Replacer, pick_pipeline
 from potluck.planner.cover import Candidate, Placed, check_tiling, cover_around
-from potluck.planner.route import RouteRules, are_held, quickest_around, quickest_replacements
+from potluck.planner.route import RouteRules, are_held
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
@@ -55,6 +57,7 @@ class DistributedChatParams(msgspec.Struct, frozen=True, kw_only=True):
     fallback_to_local: bool = True
     max_shards_per_request: int = 16
     own_layers: tuple[Stage, ...] = ()  # this node's own ends of the model, which it serves itself
+    own_arithmetic: int = ARITHMETIC_VERSION  # that it computes them by
     pipeline: tuple[Placed, ...] = ()  # exactly these stages, instead of a choice
     allow_self_as_shard: bool = False  # whether this node's own shards count as any other's
     activation_dtype: Literal["auto", "fp32", "fp16", "int8"] = (
@@ -327,11 +330,11 @@ class PipelineOrchestrator:
                 raise BadRequest(problem)
             return list(params.pipeline)
         candidates = self._candidates(request, params.fallback_to_local, params.own_place)
-        own = [Placed(self._node, "", stage) for stage in params.own_layers]
+        own = [Placed(self._node, "", stage, arithmetic=params.own_arithmetic) for stage in params.own_layers]
         reachable = [candidate for candidate in candidates if self._is_reachable(candidate.node)]
         rules = RouteRules(max_shards=params.max_shards_per_request)
-        placed = quickest_around(reachable, own, request.layer_count, rules)
-        placed = placed or quickest_around(candidates, own, request.layer_count, rules)
+        placed = pick_pipeline(reachable, own, request.layer_count, rules)
+        placed = placed or pick_pipeline(candidates, own, request.layer_count, rules)
         if placed is None:
             raise self._why_not(request, candidates, own, params.max_shards_per_request)
         return placed
@@ -355,7 +358,7 @@ class PipelineOrchestrator:
     ) -> list[Candidate]:
         now_s = time.monotonic()
         allows_own = allows_local or own == "equal"
-        return self.store.candidates(request.model, request.weights_sha256, request.arithmetic, allows_own, now_s, own)
+        return self.store.candidates(request.model, request.weights_sha256, None, allows_own, now_s, own)
 
     def _generation(self, request: GenerationRequest, params: DistributedChatParams) -> Generation:
         def repick(
@@ -366,7 +369,7 @@ class PipelineOrchestrator:
             offered = self._candidates(request, is_own_turn, "first" if is_own_turn else "last")
             reachable = [candidate for candidate in offered if self._is_reachable(candidate.node)]
             rules = RouteRules(max_shards=params.max_shards_per_request)
-            return quickest_replacements(kept, reachable, excluded, request.layer_count, rules)
+            return replacer.replacements(kept, reachable, excluded, request.layer_count, rules)
 
         resumption = self._resumption(request, params)
         if resumption is None:
@@ -375,6 +378,7 @@ class PipelineOrchestrator:
         else:
             pipeline = resumption.kept.stages
             request = msgspec.structs.replace(request, boundaries=resumption.kept.boundaries)
+        replacer = Replacer(pipeline)
         generation = Generation(
             request, pipeline, repick, params.settings, lambda: os.urandom(16), self._node, resumption
         )

@@ -32,8 +32,8 @@ class ShardDescriptor:
     @classmethod
     def of(cls, info: ShardInfo, stage: Stage, node: bytes, address: str, advertised_at: datetime) -> "ShardDescriptor":
         return cls(
-            f"{info.model}:{stage.start}-{stage.stop - 1}", info.model, info.weights_sha256, (stage.start, stage.stop - 1), 0,
-            info.max_streams, node.hex(), address, advertised_at,
+            f"{info.model}:{stage.start}-{stage.stop - 1}", info.model, info.weights_sha256, (stage.start, stage.stop - 1),
+            info.vram_mb, info.max_streams, node.hex(), address, advertised_at,
         )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from potluck.core.errors import ShardUnavailable, WeightsMismatch
+from potluck.core.exactness import KNOWN_ARITHMETICS
 from potluck.planner.cover import Candidate
 from potluck.wire.messages import Described, ShardInfo
 
@@ -97,17 +98,18 @@ class ShardStore:
         ]
 
     def candidates(
-        self, model: str, weights_sha256: str, arithmetic: int, allows_own: bool, now_s: float = float("inf"),
+        self, model: str, weights_sha256: str, arithmetic: int | None, allows_own: bool, now_s: float = float("inf"),
         own: Literal["last", "equal", "first"] = "last",
     ) -> list[Candidate]:  # fmt: skip
         """Shards of exactly this model. One's own come only where they are allowed, and then in the place that `own` says.
 
-        Without a time nobody is suspect.
+        `arithmetic` None: of any that is known here. Without a time nobody is suspect.
         """
         found = []
         for node, (address, described) in self._offers.items():
             for info in described.shards:
-                is_same = (info.model, info.weights_sha256, info.arithmetic) == (model, weights_sha256, arithmetic)
+                wanted = KNOWN_ARITHMETICS if arithmetic is None else (arithmetic,)
+                is_same = (info.model, info.weights_sha256) == (model, weights_sha256) and info.arithmetic in wanted
                 is_own = node in self._own
                 if is_same and (allows_own or not is_own):
                     depth = info.queue_depth + (_SPARES_LATER if info.is_spare else 0)
@@ -118,7 +120,7 @@ class ShardStore:
                         Candidate(
                             node, address, info.stage, depth, info.step_us, is_local=True,
                             streams=self._streams_of(node, info), max_streams=info.max_streams,
-                            is_spare=info.is_spare,
+                            is_spare=info.is_spare, arithmetic=info.arithmetic,
                         )
                     )  # fmt: skip
         return found

@@ -22,6 +22,7 @@ class ModelCosts(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int
     streams: int = 1
     activation_bytes: int = 0  # one token's hidden state on a link
+    device_growth: float = 1.0  # how much more its weights take on a GPU than here
 
     @property
     def layer_count(self) -> int:

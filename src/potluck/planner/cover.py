@@ -26,6 +26,7 @@ class Candidate(msgspec.Struct, frozen=True):
     streams: int = 0
     max_streams: int = 0
     is_spare: bool = False  # used where others fail, not before
+    arithmetic: int = 0  # see core/exactness.py; 0: whatever was asked for
 
     @property
     def is_full(self) -> bool:
@@ -39,6 +40,7 @@ class Placed(msgspec.Struct, frozen=True):
     address: str
     stage: Stage
     step_us: int = 0
+    arithmetic: int = 0  # that its shard computes by; 0: the request's
 
 
 def greedy_cover(candidates: Sequence[Candidate], wanted: Stage) -> list[Placed] | None:
@@ -57,7 +59,7 @@ def greedy_cover(candidates: Sequence[Candidate], wanted: Stage) -> list[Placed]
         stop = min(best.stage.stop, wanted.stop)
         is_last = stop == wanted.stop and (best.stage.has_output or not wanted.has_output)
         stage = Stage(cursor, stop, needs_embedding, is_last and wanted.has_output)
-        placed.append(Placed(best.node, best.address, stage, step_share_us(best, stage)))
+        placed.append(Placed(best.node, best.address, stage, step_share_us(best, stage), best.arithmetic))
         if is_last:
             return placed
         cursor, needs_embedding = stop, False

@@ -294,6 +294,7 @@ def _placed(field: _Field, wanted: Stage, path: Sequence[int]) -> list[Placed]:
             wanted.has_output and stop == len(path),
         )
         candidate = field.usable[index]
-        placed.append(Placed(candidate.node, candidate.address, stage, step_share_us(candidate, stage)))
+        share_us = step_share_us(candidate, stage)
+        placed.append(Placed(candidate.node, candidate.address, stage, share_us, candidate.arithmetic))
         place = stop
     return placed

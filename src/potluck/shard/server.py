@@ -8,8 +8,10 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from datetime import UTC, datetime
 
-from potluck.core.errors import ShardUnavailable
+from potluck.core.device_facts import RESERVE_BYTES
+from potluck.core.errors import DeviceUnavailable, OutOfDeviceMemory, PotluckError, ShardUnavailable
 from potluck.core.shard_health import LatencyWindow, ShardHealth
+from potluck.net.spinning import Spinner
 from potluck.shard.core import ShardCore, Work
 from potluck.shard.in_process import InProcessCaller, TensorChunk
 from potluck.shard.settings import ShardSettings
@@ -18,17 +20,25 @@ from potluck.telemetry.metrics import Metrics
 from potluck.wire.codecs import encoded_bytes
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import Close, Message, Probe, ShardInfo
-from potluck.wire.work import BatchDone, FromWorker, LoadFailed
+from potluck.wire.work import BatchDone, FromWorker, Loaded, LoadFailed
 from potluck.wire.worker_settings import WorkerSettings
 
 Send = Callable[[SendTo], None]
 __all__ = ["ShardHealth", "ShardServer", "shard_id"]
 _NOTE_AFTER_S = 1.0
+_MEGABYTE = 1_000_000
+_LOAD_ERRORS = {kind.code: kind for kind in (OutOfDeviceMemory, DeviceUnavailable)}
 
 
 def shard_id(model: str, start: int, stop: int) -> str:
     """`<model>:<lo>-<hi>`, inclusive, as people see ranges."""
     return f"{model}:{start}-{stop - 1}"
+
+
+def _load_error(shard: str, failure: LoadFailed) -> PotluckError:
+    if failure.code in _LOAD_ERRORS:
+        return _LOAD_ERRORS[failure.code](f"{shard} cannot be loaded: {failure.message}")
+    return ShardUnavailable(f"{shard} cannot be loaded: {failure.code}: {failure.message}")
 
 
 class ShardServer:
@@ -49,7 +59,9 @@ class ShardServer:
         self._loop = asyncio.get_running_loop()
         self._noting: asyncio.TimerHandle | None = None
         self._settled = asyncio.Event()  # loaded, or known not to be
-        self._failure = ""
+        self._spinner = Spinner(self._loop, settings.spin_s)
+        self._failure: LoadFailed | None = None
+        self._vram_mb = settings.vram_required_mb
 
     def __repr__(self) -> str:
         return f"<ShardServer {self.shard_id} {self.core!r} {self.supervisor!r}>"
@@ -63,13 +75,16 @@ class ShardServer:
         return shard_id(self.settings.model, self.settings.stage.start, self.settings.stage.stop)
 
     async def start(self) -> None:
-        """Loads the weights and returns when the shard is warm. Raises ShardUnavailable where they cannot be loaded."""
-        self._failure = ""
+        """Loads the weights and returns when the shard is warm.
+
+        Raises OutOfDeviceMemory, DeviceUnavailable or, for any other reason that they cannot be loaded, ShardUnavailable.
+        """
+        self._failure = None
         self.core.load()
         self._carry_out()
         await self._settled.wait()
-        if self._failure:
-            raise ShardUnavailable(f"{self.shard_id} cannot be loaded: {self._failure}")
+        if self._failure is not None:
+            raise _load_error(self.shard_id, self._failure)
 
     async def forward(
         self, activations_in: AsyncIterable[TensorChunk], positions: int
@@ -96,6 +111,7 @@ class ShardServer:
         idle_us = self._worker_idle_us() if type(message) is Probe else 0
         self.core.on_message(sender, message, body, time.monotonic(), idle_us)
         self._carry_out()
+        self._spinner.touch()
 
     def node_lost(self, node: bytes) -> None:
         self.core.on_node_lost(node, time.monotonic())
@@ -110,13 +126,16 @@ class ShardServer:
     def _on_worker_message(self, message: FromWorker, body: bytes) -> None:
         self.core.on_worker_message(message, body, time.monotonic())
         self._carry_out()
+        self._spinner.touch()
         if type(message) is BatchDone:
             if self._noting is None:
                 self._noting = self._loop.call_later(_NOTE_AFTER_S, self._note_latencies)
             return
         if isinstance(message, LoadFailed):
-            self._failure = f"{message.code}: {message.message}"
-        if self.core.state.is_loaded or self._failure:
+            self._failure = message
+        elif isinstance(message, Loaded) and message.device_bytes:
+            self._vram_mb = -(-(message.device_bytes + RESERVE_BYTES) // _MEGABYTE)
+        if self.core.state.is_loaded or self._failure is not None:
             self._settled.set()
 
     def _note_latencies(self) -> None:
@@ -147,6 +166,7 @@ class ShardServer:
         return ShardInfo(
             settings.model, settings.weights_sha256, settings.arithmetic, settings.layer_count, settings.stage, state.is_loaded,
             settings.max_concurrent_streams, state.streams, state.queue_depth, state.step_us, settings.is_spare,
+            self._vram_mb,
         )  # fmt: skip
 
     async def health(self) -> ShardHealth:
@@ -169,4 +189,5 @@ class ShardServer:
         if self._noting is not None:
             self._noting.cancel()
             self._note_latencies()
+        self._spinner.stop()
         await self.supervisor.stop()

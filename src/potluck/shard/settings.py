@@ -22,6 +22,8 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     eviction_idle_s: float = 600.0  # of the shard, and of KV that was left for a next request
     parked_sessions: int = 32  # at most so many of those
     is_spare: bool = False
+    vram_required_mb: int = 0  # of a GPU's memory, planned; what was taken counts once it is loaded
+    spin_s: float = 0.0  # how long the daemon stays awake for the next step; see net/spinning.py
 
 
 class ShardState(msgspec.Struct, frozen=True):

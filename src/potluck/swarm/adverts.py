@@ -24,6 +24,7 @@ MAX_COUNT = 1 << 40
 MAX_LEAP = 1 << 20  # an incarnation or version that is further ahead than any node can have come is not believed
 MAX_ADDRESSES, MAX_SHARDS, MAX_HELD, MAX_SPEEDS, MAX_LINKS = 8, 64, 64, 64, 64
 _CACHED = 1 << 15
+CPU = "cpu"
 
 Bytes = Annotated[int, Meta(ge=0, lt=1 << 62)]
 
@@ -76,6 +77,8 @@ class Advert(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     pinned: tuple[Layer, Layer] | None = None  # holds exactly these layers, start ≤ layer < stop, or none
     intended: Annotated[tuple[HeldWeights, ...], Meta(max_length=MAX_HELD)] = ()  # being fetched or loaded now
     max_layers: Layer = 0  # holds no more than so many; 0: as many as there is room for
+    device: Name = CPU  # what it computes on; elsewhere than on the CPU all memory figures are the device's
+    device_name: Name = ""  # for people
 
     @property
     def stamp(self) -> "Stamp":

@@ -47,7 +47,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Served(msgspec.Struct, frozen=True):
-    """A model of the swarm, and the arithmetic that all of its shards must have in common."""
+    """A model of the swarm, and an arithmetic that its shards may compute by."""
 
     model: str
     weights_sha256: str

@@ -19,6 +19,7 @@ import msgspec
 from potluck.core.errors import PotluckError
 
 _START_TIMEOUT_S = 180.0
+_LAST_WORDS = 8  # lines of a log that an error quotes
 
 
 class NodePlan(msgspec.Struct, frozen=True):
@@ -91,8 +92,8 @@ class LocalProcess:
             watchdog.cancel()
         if not line:
             self._log.flush()
-            last = Path(self._log.name).read_text(errors="replace").strip().splitlines()[-1:]
-            raise PotluckError(f"a node did not start: {' '.join(last) or 'no reason given'}")
+            last = Path(self._log.name).read_text(errors="replace").strip().splitlines()[-_LAST_WORDS:]
+            raise PotluckError(f"a node did not start: {' | '.join(last) or 'no reason given'}")
         self.announcement = msgspec.json.decode(line, type=Announcement)
         return self.announcement
 

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from potluck.core.errors import ContextLengthExceeded, ModelNotFound
+from potluck.core.exactness import Exactness
 from potluck.core.model_facts import ModelFacts, Rotary
 from potluck.core.sampling_params import SamplingParams
 from potluck.core.tokenizer_spec import CONTROL, NORMAL, TokenizerSpec
@@ -53,6 +54,10 @@ class MemoryAnswer:
     @property
     def nodes(self) -> tuple[str, ...]:
         return ("aa" * 32, "bb" * 32)
+
+    @property
+    def exactness(self) -> Exactness:
+        return "bitwise"
 
     async def frames(self) -> AsyncIterator[StreamFrame]:
         model = self._model

@@ -4,12 +4,12 @@ import math
 from collections.abc import Mapping
 from typing import Protocol
 
+from potluck.core.device_facts import RESERVE_BYTES
 from potluck.core.layers import LayerRange
 from potluck.core.model_facts import ModelFacts
 from potluck.weights.checkpoint import BLOCKS
 
-PAGE_POSITIONS = 64
-_MEBIBYTE = 1 << 20
+_MEGABYTE = 1_000_000
 # Bytes of 32 columns on the device: words or bytes of quants, and their scales. Losslessly, some formats grow.
 _BLOCK_BYTES = {
     "Q4_0": 18.0, "Q4_1": 20.0, "Q5_0": 34.0, "Q5_1": 36.0, "Q8_0": 34.0, "Q4_K": 18.5, "Q5_K": 34.5, "Q6_K": 34.25,
@@ -50,15 +50,18 @@ def device_bytes(
     return sum(tensor_bytes(tensors[name]) for name in names)
 
 
-def kv_bytes(facts: ModelFacts, layers: int, positions: int, element_bytes: int = 2) -> int:
-    pages = -(-positions // PAGE_POSITIONS)
-    return pages * PAGE_POSITIONS * layers * 2 * facts.kv_head_count * facts.head_size * element_bytes
+def device_growth(tensors: Mapping[str, Described]) -> float:
+    """How much more memory a model takes on a GPU than in its file, at the worst of its parts; never less than once."""
+    parts: dict[str, list[int]] = {}
+    for name, tensor in tensors.items():
+        unit = ".".join(name.split(".")[:2]) if name.startswith("layers.") else name
+        sizes = parts.setdefault(unit, [0, 0])
+        elements, block_bytes = BLOCKS[tensor.format]
+        sizes[0] += tensor_bytes(tensor)
+        sizes[1] += math.prod(tensor.shape) // elements * block_bytes
+    return max([1.0, *(there / max(1, here) for there, here in parts.values())])
 
 
-def vram_required_mb(
-    tensors: Mapping[str, Described], facts: ModelFacts, layers: LayerRange, *, positions: int = 4096, reserve_bytes: int = 1 << 30
-) -> int:  # fmt: skip
-    """Mebibytes that a GPU needs for a range with its ends, keys and values of `positions` positions, and a reserve."""
-    is_first, is_last = layers.start == 0, layers.stop == facts.layer_count
-    weights = device_bytes(tensors, facts, layers, is_first, is_last)
-    return math.ceil((weights + kv_bytes(facts, len(layers), positions) + reserve_bytes) / _MEBIBYTE)
+def vram_required_mb(weight_bytes: int, kv_budget_bytes: int) -> int:
+    """Megabytes that a GPU needs for a shard's weights, its pool of keys and values, and a reserve."""
+    return math.ceil((weight_bytes + kv_budget_bytes + RESERVE_BYTES) / _MEGABYTE)

@@ -283,6 +283,7 @@ class ShardInfo(msgspec.Struct, frozen=True, array_like=True):
     queue_depth: int
     step_us: int  # running average for one token; 0: unknown
     is_spare: bool = False  # used where others fail, not before
+    vram_mb: Annotated[int, Meta(ge=0)] = 0  # that it needs of a GPU's memory; 0: none
 
 
 class Described(_Message, frozen=True, tag="described"):

@@ -101,6 +101,7 @@ class Loaded(_Work, frozen=True, tag="loaded"):
     weight_bytes: int
     kv_budget_bytes: int
     step_us: int  # one token through this stage, measured after warming up
+    device_bytes: int = 0  # that the stage takes of a GPU's memory
 
 
 class LoadFailed(_Work, frozen=True, tag="load_failed"):

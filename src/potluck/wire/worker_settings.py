@@ -15,7 +15,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         1e7  # activations that arrive with more are rubbish; the largest of real models have about 1e5
     )
     processor: str | None = None  # forces a kind of kernel (tests)
+    spin_s: float = 0.0  # how long it looks for the next message before it goes to sleep
     device: str = "cpu"  # or "cuda", "cuda:1"
+    device_budget_bytes: int | None = None  # what all stages may take of a GPU; None: what is free
     is_batch_invariant: bool = False  # on a GPU: a session's numbers do not depend on who shares its batches
 
     def encode(self) -> str:

@@ -82,7 +82,9 @@ class LoadedStages:
         """Raises what opening a model or building an engine raises; nothing has changed then."""
         loaded = self._around(stage) or self._build(stage)
         loaded.asked_for.add(stage)
-        return Loaded(stage, self._weight_bytes(stage), self._settings.kv_budget_bytes, loaded.step_us)
+        return Loaded(
+            stage, self._weight_bytes(stage), self._settings.kv_budget_bytes, loaded.step_us, loaded.engine.device_bytes
+        )
 
     def unload(self, stage: Stage) -> list[ShardEngine]:
         """Engines that nobody needs any more; the caller forgets their sessions and closes them."""
@@ -146,6 +148,7 @@ class LoadedStages:
             source=self._settings.source,
             processor=self._settings.processor,
             device=self._settings.device,
+            device_budget_bytes=self._device_budget_bytes(),
             is_batch_invariant=self._settings.is_batch_invariant,
         )
         engine = build_engine(self._checkpoint, settings, self._notice)
@@ -158,6 +161,10 @@ class LoadedStages:
             self._prepare_grammars(self._checkpoint)
         self._loaded.append(loaded)
         return loaded
+
+    def _device_budget_bytes(self) -> int | None:
+        budget = self._settings.device_budget_bytes
+        return None if budget is None else budget - sum(loaded.engine.device_bytes for loaded in self._loaded)
 
     def _prepare_grammars(self, checkpoint: Checkpoint) -> None:
         """With the weights and not at the first request: a large vocabulary takes most of a second, in which nobody gets a token."""

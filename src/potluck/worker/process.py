@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--settings", type=WorkerSettings.decode, required=True)
     options = parser.parse_args(arguments)
     channel = Channel(
-        socket.socket(fileno=options.fd)
+        socket.socket(fileno=options.fd), options.settings.spin_s
     )  # first, so that pings are answered while the engine is imported
     try:
         serve(channel, options.settings)

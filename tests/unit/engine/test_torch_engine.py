@@ -169,7 +169,7 @@ def test_a_device_that_is_not_there_is_named() -> None:
 def test_shards_of_different_arithmetic_have_different_numbers() -> None:
     numbers = [arithmetic_of("cpu"), arithmetic_of("cuda:1"), arithmetic_of("cuda", is_batch_invariant=True)]
     assert len(set(numbers)) == 3
-    assert [exactness_of(number) for number in numbers] == ["bitwise", "tolerance", "batch-invariant"]
+    assert [exactness_of({number}) for number in numbers] == ["bitwise", "tolerance", "batch-invariant"]
     assert arithmetic_of("cuda") == arithmetic_of("cuda:3")
 
 

@@ -38,13 +38,15 @@ def test_without_being_asked_for_usage_no_chunk_has_any() -> None:
     assert all("usage" not in chunk for chunk in deltas_of(response))
 
 
-def test_a_whole_answer_names_failovers_and_nodes_in_its_usage() -> None:
+def test_a_whole_answer_names_failovers_nodes_and_exactness_in_its_usage() -> None:
     answering = MemoryAnswering("Hi")
-    answering.model.frames_before = {1: [ShardFailover(("a",), ("b",), 1, 120.0, 5, "replay")]}
+    answering.model.frames_before = {1: [ShardFailover(("a",), ("b",), 1, 120.0, 5, "replay", "mixed")]}
     body = ask(answering).json()
     assert body["object"] == "chat.completion"
     assert body["choices"][0]["message"] == {"role": "assistant", "content": "Hi", "refusal": None}
-    assert body["usage"]["potluck"] == {"failovers": 1, "pause_ms": 120.0, "nodes": ["aa" * 32, "bb" * 32]}
+    assert body["usage"]["potluck"] == {
+        "failovers": 1, "pause_ms": 120.0, "nodes": ["aa" * 32, "bb" * 32], "exactness": "bitwise",
+    }  # fmt: skip
 
 
 def test_tool_calls_are_streamed_as_accumulators_expect_them() -> None:

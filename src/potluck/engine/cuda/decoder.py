@@ -38,6 +38,10 @@ class Decoder:
             part.query_norm, part.key_norm, self._kv.keys[place], self._kv.values[place], self._kv.tables,
         )  # fmt: skip
 
+    def transfer(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Between the host's pinned memory and the device, queued like everything else."""
+        self._do.transfer(source, target)
+
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         assert self._weights.embedding is not None
         rows = self._weights.embedding.take(tokens)

@@ -51,7 +51,9 @@ class TorchEngine(ShardEngine):
         wanted = device_bytes(checkpoint.tensors, facts, layers, settings.has_embedding, settings.has_output)
         count = 0 if layers is None else len(layers)
         shape = DeviceKvShape(facts.kv_head_count, facts.head_size, uses_half_kv(facts, checkpoint.tensors))
-        budget = kv_budget(self.device, wanted, settings.kv_budget_bytes, shape.page_bytes(count))
+        budget = kv_budget(
+            self.device, wanted, settings.kv_budget_bytes, shape.page_bytes(count), settings.device_budget_bytes
+        )
         with typed_errors(), torch.no_grad():
             self._weights = ShardWeights(
                 facts, _source(checkpoint, self.device), layers, has_embedding=settings.has_embedding,
@@ -88,6 +90,10 @@ class TorchEngine(ShardEngine):
     def weight_bytes(self) -> int:
         return self._weights.size_bytes
 
+    @property
+    def device_bytes(self) -> int:
+        return self.weight_bytes + self.kv.size_bytes
+
     @torch.no_grad()
     def prepare(self) -> None:
         """Captures the graphs of all layers for every number of rows up to 32, which compiles their kernels."""
@@ -113,12 +119,14 @@ class TorchEngine(ShardEngine):
     @torch.no_grad()
     def forward(self, steps: Sequence[Step], roundings: Sequence[Rounding] = ()) -> list[StepResult]:
         self._check(steps)
-        for step in steps:
-            self.kv.extend(self._session(step.session).kv, step.count)
-        table_rows = [self.kv.publish(self._session(step.session).kv) for step in steps]
+        caches = [self._session(step.session).kv for step in steps]
+        counts = [step.count for step in steps]
+        for kv, count in zip(caches, counts, strict=True):
+            self.kv.extend(kv, count)
+        table_rows = [self.kv.publish(kv) for kv in caches]
         layers = self._session(steps[0].session).layers
         results: dict[int, StepResult] = {}
-        singles = [i for i, step in enumerate(steps) if step.count == 1 and len(step.logits) <= 1]
+        singles = [i for i, step in enumerate(steps) if counts[i] == 1 and len(step.logits) <= 1]
         if any(_matters(rounding, layers) for rounding in roundings):
             singles = []  # rounding happens on the host, between layers
         for first in range(0, len(singles), FEW_ROWS):
@@ -127,8 +135,8 @@ class TorchEngine(ShardEngine):
         for i, step in enumerate(steps):
             if i not in results:
                 results[i] = self._run_chunk(step, table_rows[i], layers, roundings)
-        for step in steps:
-            self._session(step.session).kv.length += step.count
+        for kv, count in zip(caches, counts, strict=True):
+            kv.length += count
         return [results[i] for i in range(len(steps))]
 
     def _run_rows(

@@ -51,11 +51,15 @@ class DeviceKvCache(KvCache):
         self.tables = torch.zeros((MAX_SESSIONS, self.max_pages), dtype=torch.int32, device=device)
         self._free_rows = list(range(MAX_SESSIONS - 1, -1, -1))
         self._rows: dict[int, int] = {}
-        self._written: dict[int, list[int]] = {}  # what the device's table says, by row
+        self._published: set[int] = set()  # sessions whose row of the device's table is up to date
 
     @property
     def max_positions(self) -> int:
         return self.max_pages * PAGE_POSITIONS
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.numel() * each.element_size() for each in (self.keys, self.values, self.tables))
 
     def _page_bytes(self, layers: int) -> int:
         return self.shape.page_bytes(self._layers)
@@ -72,8 +76,15 @@ class DeviceKvCache(KvCache):
         super().close(session)
         row = self._rows.pop(id(session), None)
         if row is not None:
-            self._written.pop(row, None)
             self._free_rows.append(row)
+
+    def _put(self, session: KvSession, index: int, page: KvPage) -> None:
+        super()._put(session, index, page)
+        self._published.discard(id(session))
+
+    def _drop(self, session: KvSession, keep: int) -> None:
+        super()._drop(session, keep)
+        self._published.discard(id(session))
 
     def release(self) -> None:
         """Gives the pool back; nothing works afterwards."""
@@ -82,10 +93,11 @@ class DeviceKvCache(KvCache):
     def publish(self, session: KvSession) -> int:
         """The session's row of the device's page tables, brought up to date. Queued on the current stream."""
         row = self._rows[id(session)]
-        slots = [page.address for page in session.pages]
-        if self._layers and self._written.get(row) != slots:
-            self.tables[row, : len(slots)] = torch.tensor(slots, dtype=torch.int32).to(self.tables.device)
-            self._written[row] = slots
+        if id(session) not in self._published:
+            self._published.add(id(session))
+            slots = [page.address for page in session.pages]
+            if self._layers:
+                self.tables[row, : len(slots)] = torch.tensor(slots, dtype=torch.int32).to(self.tables.device)
         return row
 
     def _new_page(self, size_bytes: int) -> KvPage:

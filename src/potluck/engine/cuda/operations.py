@@ -46,6 +46,10 @@ class Operations(Protocol):
 
     def capped(self, logits: torch.Tensor, cap: float) -> torch.Tensor: ...
 
+    def transfer(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies a few kilobytes; one side may be pinned memory of the host. Both are contiguous."""
+        ...
+
     def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
         """Per row the largest logit's lowest id as int32; -1 where one is not a number."""
         ...
@@ -77,6 +81,9 @@ class PlainOperations:
 
     def capped(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         return cap * torch.tanh(logits / cap)
+
+    def transfer(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        target.copy_(source, non_blocking=True)
 
     def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
         best = logits.argmax(dim=1).to(torch.int32)

@@ -52,6 +52,9 @@ class RowRunner:
         self._host_output = self._host((FEW_ROWS, hidden_size), torch.float32)
         self._host_likeliest = self._host((FEW_ROWS,), torch.int32)
         self._host_logits: torch.Tensor | None = None
+        self._integers_view, self._hidden_view = self._host_integers.numpy(), self._host_hidden.numpy()
+        self._output_view, self._likeliest_view = self._host_output.numpy(), self._host_likeliest.numpy()
+        self._stream = torch.cuda.current_stream(device) if self._has_graphs else None
         self._graphs: dict[RowKey, torch.cuda.CUDAGraph] = {}
         self._pool: object | None = None
 
@@ -64,11 +67,12 @@ class RowRunner:
         """Results lie in `output`, `logits` and `likeliest` until the next run. Returns the number of rows."""
         count = len(rows)
         bucket = next(bucket for bucket in BUCKETS if bucket >= count)
-        integers = self._host_integers.numpy()
-        integers[POSITION, :bucket] = -1
+        integers = self._integers_view
+        if bucket > count:
+            integers[POSITION, :bucket] = -1
         integers[:, :count] = np.array(rows, np.int32).T
         if hidden is not None:
-            self._host_hidden.numpy()[:count] = hidden
+            self._hidden_view[:count] = hidden
         if head == "logits" and self._host_logits is None:
             self._host_logits = self._host((FEW_ROWS, self._vocabulary_size), torch.float32)
         spans = -(-(max(row.position for row in rows) + 1) // SPLIT_POSITIONS)
@@ -85,7 +89,7 @@ class RowRunner:
                 self._run(RowKey(bucket, splits, first, stop, takes_tokens, head, head == "none"))
 
     def output(self, count: int) -> Floats:
-        return self._host_output.numpy()[:count].copy()
+        return self._output_view[:count].copy()
 
     def logits(self, row: int) -> Floats:
         assert self._host_logits is not None
@@ -93,7 +97,8 @@ class RowRunner:
         return logits
 
     def likeliest(self, count: int) -> list[int]:
-        return [int(token) for token in self._host_likeliest.numpy()[:count]]
+        tokens: list[int] = self._likeliest_view[:count].tolist()
+        return tokens
 
     def _run(self, key: RowKey) -> None:
         if not self._has_graphs:
@@ -103,7 +108,8 @@ class RowRunner:
         if graph is None:
             graph = self._graphs[key] = self._capture(key)
         graph.replay()
-        torch.cuda.current_stream(self._device).synchronize()
+        assert self._stream is not None
+        self._stream.synchronize()
 
     def _capture(self, key: RowKey) -> torch.cuda.CUDAGraph:
         """Running it first compiles kernels; what it stores, the graph stores again."""
@@ -121,21 +127,21 @@ class RowRunner:
 
     def _steps(self, key: RowKey) -> None:
         decoder, bucket = self._decoder, key.bucket
-        self._integers.copy_(self._host_integers, non_blocking=True)
+        decoder.transfer(self._host_integers, self._integers)
         batch = RowBatch(self._integers[POSITION, :bucket], self._integers[TABLE_ROW, :bucket], key.splits)
         if key.takes_tokens:
             hidden = decoder.embed(self._integers[TOKEN, :bucket])
         else:
             hidden = self._hidden[:bucket]
-            hidden.copy_(self._host_hidden[:bucket], non_blocking=True)
+            decoder.transfer(self._host_hidden[:bucket], hidden)
         decoder.run(hidden, batch, key.first, key.stop)
         if key.gives_hidden:
-            self._host_output[:bucket].copy_(hidden, non_blocking=True)
+            decoder.transfer(hidden, self._host_output[:bucket])
         if key.head == "none":
             return
         logits = decoder.logits(hidden)
         if key.head == "likeliest":
-            self._host_likeliest[:bucket].copy_(decoder.likeliest(logits), non_blocking=True)
+            decoder.transfer(decoder.likeliest(logits), self._host_likeliest[:bucket])
         else:
             assert self._host_logits is not None
             self._host_logits[:bucket].copy_(logits, non_blocking=True)

@@ -11,16 +11,16 @@ import triton
 
 from potluck.core.model_facts import Activation
 from potluck.engine.cuda.batches import AttentionFacts, Batch, ChunkBatch, RowBatch
-from potluck.engine.cuda.kernels import attention, block_row, blocks, dense_row, products, rows, spread
+from potluck.engine.cuda.kernels import attention, block_row, blocks, dense_row, products, quantise, rows
 from potluck.engine.cuda.matrices import SCALE_KINDS, BlockMatrix, DenseMatrix, Matrix
 from potluck.engine.cuda.operations import PlainOperations
 from potluck.engine.cuda.triton_limits import FEW_ROWS, SPLIT_PAGES
 
 _ACTIVATIONS = {"silu": 1, "gelu_tanh": 2}
 _DENSE_KINDS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
-_SPREAD_COLUMNS = 512
+_QUANTISED_GROUPS = 16  # of a program
+_TRANSFERRED = 1024  # numbers of a program
 _MULTIPROCESSORS = 132  # of an H100 or H200, which the cuts were measured on
-_EXPONENTS = {4: (0x47000000, 0x45000000, 0x43000000), 8: (0x4B000000, 0, 0)}  # see `kernels.block_row`
 _SLAB_BYTES = 256 << 20  # of dequantised rows at a time, in products of many rows
 
 
@@ -70,9 +70,10 @@ class Tuning:
     def blocks_one(self, n: int, k: int, is_gated: bool) -> OneRow:
         if (n, k, is_gated) in self.one_row_blocks:
             return self.one_row_blocks[n, k, is_gated]
+        split = 4 if k > 2048 else 2
         if is_gated:
-            return OneRow(2, 16, 1, 1, 4)
-        return OneRow(4, 16, 1, 1, 4) if n > 65536 else OneRow(4, 32, 4, 1, 4)
+            return OneRow(2, 32, split, 1, 4)
+        return OneRow(8 if k > 8192 else 4, 32, split, 1, 4)
 
     def dense_few(self, n: int, k: int, m: int, is_gated: bool, is_bf16: bool) -> FewRows:
         # Same columns per step for every number of rows: the order of sums must not depend on it.
@@ -145,9 +146,8 @@ class TritonOperations(PlainOperations):
                 norm=kept,
                 epsilon=epsilon,
                 activation=_ACTIVATIONS[activation],
-                following=following,
             )
-            return out
+            return self._laid_out(out, following)
         both = self.products(matrices, x, norm=norm, epsilon=epsilon, bias=None)
         width = both.shape[1] // 2
         dtype = torch.float32 if self._is_one(count) else self._x_dtype
@@ -158,18 +158,18 @@ class TritonOperations(PlainOperations):
         return self._laid_out(out, following)
 
     def _laid_out(self, x: torch.Tensor, following: Matrix) -> torch.Tensor:
-        """A row that no kernel has spread for its quantised matrix."""
+        """A row as its quantised matrix wants it."""
         if isinstance(following, BlockMatrix) and self._is_one(len(x)):
-            return self._spread(following, x, None, 0.0)
+            return self._quantised(following, x, None, 0.0)
         return x
 
     def _product(
         self, matrix: Matrix, x: torch.Tensor, out: torch.Tensor, *, norm: torch.Tensor | None = None, epsilon: float = 0.0,
-        bias: torch.Tensor | None = None, is_added: bool = False, activation: int = 0, following: Matrix | None = None,
+        bias: torch.Tensor | None = None, is_added: bool = False, activation: int = 0,
     ) -> None:  # fmt: skip
         count = len(x)
         if self._is_one(count):
-            self._one_row(matrix, x, out, norm, epsilon, bias, is_added, activation, following)
+            self._one_row(matrix, x, out, norm, epsilon, bias, is_added, activation)
         elif count <= FEW_ROWS:
             self._few_rows(matrix, x, out, bias, is_added, activation)
         else:
@@ -177,12 +177,11 @@ class TritonOperations(PlainOperations):
 
     def _one_row(
         self, matrix: Matrix, x: torch.Tensor, out: torch.Tensor, norm: torch.Tensor | None, epsilon: float,
-        bias: torch.Tensor | None, is_added: bool, activation: int, following: Matrix | None,
+        bias: torch.Tensor | None, is_added: bool, activation: int,
     ) -> None:  # fmt: skip
         n = matrix.rows // 2 if activation else matrix.rows
         flags: dict[str, Any] = {
             "K": matrix.columns, "HAS_BIAS": bias is not None, "ADDS": is_added, "ACTIVATION": activation,
-            "NEXT_K": n, "NEXT_BITS": following.bits if isinstance(following, BlockMatrix) else 0,
         }  # fmt: skip
         n_bias = x if bias is None else bias
         if isinstance(matrix, DenseMatrix):
@@ -192,20 +191,29 @@ class TritonOperations(PlainOperations):
                 HAS_NORM=norm is not None, EACH=16 // matrix.weight.element_size(), **cut.constants,
             )  # fmt: skip
             return
-        row = x if norm is None else self._spread(matrix, x, norm, epsilon)
+        row = x if norm is None else self._quantised(matrix, x, norm, epsilon)
         cut = self.tuning.blocks_one(matrix.rows, matrix.columns, bool(activation))
         block_row.one_row_blocks_kernel[(triton.cdiv(n, cut.program_rows),)](
-            row, *_packed(matrix), n_bias, out, n, n, *_EXPONENTS[matrix.bits], **flags, **_kind(matrix), **cut.constants
+            row, *_packed(matrix), n_bias, out, n, n, **flags, **_kind(matrix), **cut.constants
         )  # fmt: skip
 
-    def _spread(self, matrix: BlockMatrix, x: torch.Tensor, norm: torch.Tensor | None, epsilon: float) -> torch.Tensor:
-        columns = matrix.columns
-        out = torch.empty((1, columns), dtype=torch.float32, device=x.device)
-        spread.spread_kernel[(triton.cdiv(columns, _SPREAD_COLUMNS),)](
-            x, x if norm is None else norm, out, epsilon, K=columns, BITS=matrix.bits, HAS_NORM=norm is not None,
-            BK=min(4096, _padded(columns)), SPAN=_SPREAD_COLUMNS, num_warps=4,
+    def _quantised(
+        self, matrix: BlockMatrix, x: torch.Tensor, norm: torch.Tensor | None, epsilon: float
+    ) -> torch.Tensor:
+        columns, groups = matrix.columns, matrix.columns // matrix.group
+        out = _quantised_row(matrix, x.device)
+        quantise.quantise_kernel[(triton.cdiv(groups, _QUANTISED_GROUPS),)](
+            x, x if norm is None else norm, out, epsilon, K=columns, BITS=matrix.bits, GROUP=matrix.group,
+            HAS_NORM=norm is not None, BK=min(4096, _padded(columns)), COUNT=_QUANTISED_GROUPS, num_warps=4,
         )  # fmt: skip
         return out
+
+    def transfer(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """By a kernel: a graph of nothing but kernels starts sooner, and no copy engine has to be waited for."""
+        count = source.numel()
+        rows.transfer_kernel[(triton.cdiv(count, _TRANSFERRED),)](
+            source, target, count, BLOCK=_TRANSFERRED, num_warps=4
+        )
 
     def _few_rows(
         self, matrix: Matrix, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None, is_added: bool, activation: int
@@ -292,14 +300,21 @@ class TritonOperations(PlainOperations):
         if isinstance(batch, ChunkBatch):
             self._attend_chunk(incoming, batch, facts, out)
             return self._laid_out(out, following)
-        next_bits = following.bits if is_one and isinstance(following, BlockMatrix) else 0
-        self._attend_rows(incoming, batch, facts, out, next_bits)
-        return out
+        if is_one and isinstance(following, BlockMatrix) and _is_whole(facts.head_size, following.group):
+            out = _quantised_row(following, incoming.device)
+            self._attend_rows(incoming, batch, facts, out, following)
+            return out
+        self._attend_rows(incoming, batch, facts, out, None)
+        return self._laid_out(out, following)
 
     def _attend_rows(
-        self, incoming: torch.Tensor, batch: RowBatch, facts: AttentionFacts, out: torch.Tensor, next_bits: int
-    ) -> None:
+        self, incoming: torch.Tensor, batch: RowBatch, facts: AttentionFacts, out: torch.Tensor, following: BlockMatrix | None
+    ) -> None:  # fmt: skip
+        """`following`: what the only row is quantised for; None: it stays as it is."""
         count, splits = len(incoming), batch.splits
+        after = {
+            "NEXT_BITS": 0 if following is None else following.bits, "NEXT_GROUP": 0 if following is None else following.group,
+        }  # fmt: skip
         size = count * facts.heads * splits * (facts.head_size + 2) if splits > 1 else 1
         parts = torch.empty(size, dtype=torch.float32, device=incoming.device)
         attention.attend_rows_kernel[(count, facts.kv_heads, splits)](
@@ -307,12 +322,12 @@ class TritonOperations(PlainOperations):
             batch.table_rows, out, parts, incoming.stride(0), facts.tables.stride(0), out.stride(0), facts.scale,
             facts.soft_cap or 0.0, facts.window or 0, facts.epsilon, **_attention_flags(facts),
             GROUP=_padded(facts.heads // facts.kv_heads, 16), HAS_WINDOW=facts.window is not None, SPLITS=splits,
-            HAS_CAP=facts.soft_cap is not None, SPLIT_PAGES=SPLIT_PAGES, NEXT_BITS=next_bits, num_warps=2, num_stages=2,
+            HAS_CAP=facts.soft_cap is not None, SPLIT_PAGES=SPLIT_PAGES, **after, num_warps=2, num_stages=2,
         )  # fmt: skip
         if splits > 1:
             attention.merge_spans_kernel[(count, facts.heads)](
                 parts, batch.positions, out, out.stride(0), HEADS=facts.heads, D=facts.head_size,
-                PADDED=_padded(facts.head_size, 16), SPLITS=splits, NEXT_BITS=next_bits, num_warps=2,
+                PADDED=_padded(facts.head_size, 16), SPLITS=splits, **after, num_warps=2,
             )  # fmt: skip
 
     def _attend_chunk(
@@ -364,6 +379,18 @@ def _packed(matrix: BlockMatrix) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     elif matrix.kind == "super":
         scales, supers = scales.view(torch.int16), supers.view(torch.int32)
     return quants.view(torch.int32), scales, supers
+
+
+def _quantised_row(matrix: BlockMatrix, device: torch.device) -> torch.Tensor:
+    """Room for a row as `kernels.quantise` lays it out."""
+    return torch.empty(
+        (1, matrix.columns // 4 + 2 * (matrix.columns // matrix.group)), dtype=torch.int32, device=device
+    )
+
+
+def _is_whole(head_size: int, group: int) -> bool:
+    """Whether a head is some groups and nothing else."""
+    return head_size % group == 0 and head_size == _padded(head_size, 16)
 
 
 def _kind(matrix: BlockMatrix) -> dict[str, int]:

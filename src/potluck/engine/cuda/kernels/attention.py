@@ -5,7 +5,7 @@ row's result does not depend on its neighbours or on how many spans the launch h
 import triton
 import triton.language as tl
 
-from potluck.engine.cuda.kernels.spread import spread_place
+from potluck.engine.cuda.kernels.quantise import store_packed
 
 PAGE = tl.constexpr(64)
 
@@ -95,12 +95,26 @@ def merge_page(
 
 
 @triton.jit
+def store_heads(
+    out_ptr, x, heads, mask, HEADS: tl.constexpr, D: tl.constexpr, COUNT: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr
+):  # fmt: skip
+    """Heads of the only row, quantised for the product that follows; their size is a multiple of its groups' and not padded."""
+    EACH: tl.constexpr = D // GROUP
+    groups = heads[:, None] * EACH + tl.arange(0, EACH)[None, :]
+    is_group = (mask[:, None]) & (groups >= 0)
+    store_packed(
+        out_ptr, tl.reshape(x, [COUNT * EACH, GROUP]), tl.reshape(groups, [COUNT * EACH]), tl.reshape(is_group, [COUNT * EACH]),
+        HEADS * D, BITS, GROUP, COUNT * EACH,
+    )  # fmt: skip
+
+
+@triton.jit
 def attend_rows_kernel(
     x_ptr, query_norm_ptr, key_norm_ptr, cos_ptr, sin_ptr, keys_ptr, values_ptr, tables_ptr, positions_ptr, rows_ptr, out_ptr,
     parts_ptr, x_stride, table_stride, out_stride, scale, cap, window, epsilon,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr, GROUP: tl.constexpr,
     ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    IS_HALF: tl.constexpr, SPLITS: tl.constexpr, SPLIT_PAGES: tl.constexpr, NEXT_BITS: tl.constexpr,
+    IS_HALF: tl.constexpr, SPLITS: tl.constexpr, SPLIT_PAGES: tl.constexpr, NEXT_BITS: tl.constexpr, NEXT_GROUP: tl.constexpr,
 ):  # fmt: skip
     """One row, one key head, one span of positions. The span with the row's own position stores its key and value first."""
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -160,12 +174,11 @@ def attend_rows_kernel(
         is_wanted = (g < QUERIES)[:, None] & (d < D)[None, :]
         if SPLITS == 1:
             result = total / weight[:, None]
-            place = heads[:, None] * D + d[None, :]
             if NEXT_BITS:
-                place, factor = spread_place(place, HEADS * D, NEXT_BITS)
-                result *= factor
-            at = out_ptr + row.to(tl.int64) * out_stride + place
-            tl.store(at, result.to(out_ptr.dtype.element_ty), mask=is_wanted)
+                store_heads(out_ptr, result, heads, g < QUERIES, HEADS, D, GROUP, NEXT_BITS, NEXT_GROUP)
+            else:
+                at = out_ptr + row.to(tl.int64) * out_stride + heads[:, None] * D + d[None, :]
+                tl.store(at, result.to(out_ptr.dtype.element_ty), mask=is_wanted)
         else:
             part = parts_ptr + ((row * HEADS + heads) * SPLITS + split).to(tl.int64) * (D + 2)
             tl.store(part[:, None] + d[None, :], total, mask=is_wanted)
@@ -176,7 +189,7 @@ def attend_rows_kernel(
 @triton.jit
 def merge_spans_kernel(
     parts_ptr, positions_ptr, out_ptr, out_stride, HEADS: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr,
-    SPLITS: tl.constexpr, NEXT_BITS: tl.constexpr,
+    SPLITS: tl.constexpr, NEXT_BITS: tl.constexpr, NEXT_GROUP: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, PADDED)
@@ -196,12 +209,12 @@ def merge_spans_kernel(
             weight = weight * before + tl.load(part + D + 1) * after
             largest = new
         result = total / weight
-        place = head * D + d
         if NEXT_BITS:
-            place, factor = spread_place(place, HEADS * D, NEXT_BITS)
-            result *= factor
-        at = out_ptr + row.to(tl.int64) * out_stride + place
-        tl.store(at, result.to(out_ptr.dtype.element_ty), mask=d < D)
+            heads = head + tl.arange(0, 1)
+            store_heads(out_ptr, result[None, :], heads, heads >= 0, HEADS, D, 1, NEXT_BITS, NEXT_GROUP)
+        else:
+            at = out_ptr + row.to(tl.int64) * out_stride + head * D + d
+            tl.store(at, result.to(out_ptr.dtype.element_ty), mask=d < D)
 
 
 @triton.jit

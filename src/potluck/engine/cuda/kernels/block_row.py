@@ -1,5 +1,5 @@
-"""One row times a quantised matrix. Layouts are written out: a thread has whole groups of columns of some rows of weights, so that
-nothing but the last sum crosses threads. `spread` brings the row into the quants' order.
+"""One row of 8-bit integers times a quantised matrix, four products to an instruction. Layouts are written out: a thread has whole groups
+of columns of some rows of weights, so that nothing but the last sum crosses threads. `quantise` makes the row.
 """
 
 from triton.experimental import gluon
@@ -14,47 +14,17 @@ def as_half(bits):
 
 
 @gluon.jit
-def nibble_of(words, low, middle, high, i: gl.constexpr):
-    """The i-th quant of each word plus `offset_of(i)`: four bits of a word become the last of a float whose exponent gives them the
-    weight one. Masking and setting is one instruction because the exponents are arguments: with two constants it would be two.
-    """
-    if i < 2:
-        words = words << 8
-    if i >= 5:
-        words = words >> 12
-    if i == 0 or i == 2 or i == 5:
-        bits = (words & 0xF00) | low
-    elif i == 4 or i == 7:
-        bits = (words & 0xF0000) | high
-    else:
-        bits = (words & 0xF000) | middle
-    return bits.to(gl.float32, bitcast=True)
+def dot_of_bytes(a, b, total):
+    """Four signed bytes of each word, multiplied and summed onto `total`."""
+    return gl.inline_asm_elementwise(
+        "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, total], dtype=gl.int32, is_pure=True, pack=1
+    )
 
 
 @gluon.jit
-def offset_of(i: gl.constexpr):
-    if i == 0 or i == 2 or i == 5:
-        return 32768.0
-    elif i == 4 or i == 7:
-        return 128.0
-    else:
-        return 2048.0
-
-
-@gluon.jit
-def byte_of(words, low, i: gl.constexpr):
-    """The i-th byte of each word, times 256 where `spread` divides the row by it. The words' signs have been turned."""
-    PLACE: gl.constexpr = 8 * (i % 2)
-    if i >= 2:
-        words = words >> 16
-    bits = (words & (255 << PLACE)) | low
-    return bits.to(gl.float32, bitcast=True) - (8388608.0 + 128 * (1 << PLACE))
-
-
-@gluon.jit
-def scales_at(scales_ptr, supers_ptr, row_groups, row_supers, mask, KIND: gl.constexpr):
+def scales_at(scales_ptr, supers_ptr, row_groups, row_supers, mask, KIND: gl.constexpr, IS_EVEN: gl.constexpr):
     """Scale and minimum. KIND 0: plain; 1: affine; 2: super; 3: sixteens. Pairs are loaded as one number."""
-    raw = gl.load(scales_ptr + row_groups, mask=mask, other=0)
+    raw = loaded(scales_ptr + row_groups, mask, IS_EVEN)
     if KIND == 0:
         scale = raw.to(gl.float32)
         minimum = scale
@@ -62,43 +32,65 @@ def scales_at(scales_ptr, supers_ptr, row_groups, row_supers, mask, KIND: gl.con
         scale = as_half(raw & 0xFFFF)
         minimum = as_half(raw >> 16)
     elif KIND == 2:
-        outer = gl.load(supers_ptr + row_supers, mask=mask, other=0)
+        outer = loaded(supers_ptr + row_supers, mask, IS_EVEN)
         pair = raw.to(gl.int32)
         scale = (pair & 0xFF).to(gl.float32) * as_half(outer & 0xFFFF)
         minimum = -((pair >> 8) & 0xFF).to(gl.float32) * as_half(outer >> 16)
     else:
-        scale = raw.to(gl.float32) * gl.load(supers_ptr + row_supers, mask=mask, other=0.0).to(gl.float32)
+        scale = raw.to(gl.float32) * loaded(supers_ptr + row_supers, mask, IS_EVEN).to(gl.float32)
         minimum = scale
     return scale, minimum
 
 
 @gluon.jit
-def words_at(ptr, mask, BITS: gl.constexpr):
-    words = gl.load(ptr, mask=mask, other=0, eviction_policy="evict_first")
-    if BITS == 8:
-        words = words ^ -2139062144  # the sign of each byte
+def loaded(ptr, mask, IS_EVEN: gl.constexpr):
+    if IS_EVEN:
+        values = gl.load(ptr)
+    else:
+        values = gl.load(ptr, mask=mask, other=0)
+    return values
+
+
+@gluon.jit
+def words_at(ptr, mask, IS_EVEN: gl.constexpr):
+    if IS_EVEN:
+        words = gl.load(ptr, eviction_policy="evict_first")
+    else:
+        words = gl.load(ptr, mask=mask, other=0, eviction_policy="evict_first")
     return words
 
 
 @gluon.jit
+def group_sums(words, low, high, BITS: gl.constexpr):
+    """Integers: quants times the row, summed over each group. 4 bits: a word's even quants meet `low`, its odd ones `high`."""
+    part = gl.full(words.shape, 0, gl.int32, words.type.layout)
+    if BITS == 4:
+        part = dot_of_bytes(words & 0x0F0F0F0F, low, part)
+        part = dot_of_bytes((words >> 4) & 0x0F0F0F0F, high, part)
+    else:
+        part = dot_of_bytes(words, low, part)
+    return gl.sum(part, axis=2)
+
+
+@gluon.jit
 def one_row_blocks_kernel(
-    x_ptr, words_ptr, scales_ptr, supers_ptr, bias_ptr, out_ptr, n_rows, up_offset, low, middle, high,
+    x_ptr, words_ptr, scales_ptr, supers_ptr, bias_ptr, out_ptr, n_rows, up_offset,
     K: gl.constexpr, GROUP: gl.constexpr, BITS: gl.constexpr, KIND: gl.constexpr, ZERO: gl.constexpr,
     HAS_BIAS: gl.constexpr, ADDS: gl.constexpr, ACTIVATION: gl.constexpr, ROWS: gl.constexpr, LANES: gl.constexpr,
-    SPLIT: gl.constexpr, UNROLL: gl.constexpr, NEXT_K: gl.constexpr, NEXT_BITS: gl.constexpr,
-    num_warps: gl.constexpr,
+    SPLIT: gl.constexpr, UNROLL: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """out[n] (+)= row n of weights · x; with ACTIVATION, of row n (gate) and row n + up_offset (up).
 
-    ROWS: of a thread. LANES of each of SPLIT warps share a row; UNROLL: groups of a thread in a step.
+    x: as `quantise` lays it out. ROWS: of a thread. LANES of each of SPLIT warps share a row; UNROLL: groups of a thread in a step.
     """
-    PER: gl.constexpr = 32 // BITS
-    EACH: gl.constexpr = GROUP // PER
-    WORDS: gl.constexpr = K // PER
+    EACH: gl.constexpr = GROUP * BITS // 32  # words of a group
+    WORDS: gl.constexpr = K * BITS // 32
     GROUPS: gl.constexpr = K // GROUP
+    GROUP_BYTES: gl.constexpr = GROUP // 4  # words of the row for a group
     SUPERS: gl.constexpr = K // 256
     IN_SUPER: gl.constexpr = 256 // GROUP
     STEP: gl.constexpr = LANES * SPLIT * UNROLL
+    IS_EVEN: gl.constexpr = GROUPS % STEP == 0
     BN: gl.constexpr = ROWS * (num_warps // SPLIT) * (32 // LANES)
     cube: gl.constexpr = gl.BlockedLayout(
         [ROWS, 1, EACH], [32 // LANES, LANES, 1], [num_warps // SPLIT, SPLIT, 1], [2, 1, 0]
@@ -110,8 +102,8 @@ def one_row_blocks_kernel(
     group = gl.arange(0, STEP, layout=gl.SliceLayout(0, plane))
     at = gl.arange(0, STEP, layout=gl.SliceLayout(1, gl.SliceLayout(0, cube)))
     j = gl.arange(0, EACH, layout=gl.SliceLayout(0, gl.SliceLayout(0, cube)))
-    place = gl.expand_dims(at * EACH, 1) + gl.expand_dims(j, 0)  # (STEP, EACH)
-    row_words = gl.expand_dims(rows * WORDS, 2) + gl.expand_dims(place, 0)
+    row_words = gl.expand_dims(rows * WORDS, 2) + gl.expand_dims(gl.expand_dims(at * EACH, 1) + gl.expand_dims(j, 0), 0)
+    x_words = gl.expand_dims(at * GROUP_BYTES, 1) + gl.expand_dims(j, 0)  # (STEP, EACH)
     row_groups = rows * GROUPS + gl.expand_dims(group, 0)
     total = gl.zeros([BN, STEP], gl.float32, plane)
     total_up = gl.zeros([BN, STEP], gl.float32, plane)
@@ -119,45 +111,30 @@ def one_row_blocks_kernel(
         inside = gl.expand_dims(at < GROUPS - first, 1)
         is_group = gl.expand_dims(group < GROUPS - first, 0)
         supers = rows * SUPERS + gl.expand_dims((first + group) // IN_SUPER, 0)
-        words = words_at(words_ptr + first * EACH + row_words, gl.expand_dims(inside, 0), BITS)
-        scale, minimum = scales_at(scales_ptr, supers_ptr, row_groups + first, supers, is_group, KIND)
+        words = words_at(words_ptr + first * EACH + row_words, gl.expand_dims(inside, 0), IS_EVEN)
+        scale, minimum = scales_at(scales_ptr, supers_ptr, row_groups + first, supers, is_group, KIND, IS_EVEN)
         words_up, scale_up, minimum_up = words, scale, minimum
         if ACTIVATION:
-            words_up = words_at(words_ptr + up * WORDS + first * EACH + row_words, gl.expand_dims(inside, 0), BITS)
+            words_up = words_at(words_ptr + up * WORDS + first * EACH + row_words, gl.expand_dims(inside, 0), IS_EVEN)
             scale_up, minimum_up = scales_at(
-                scales_ptr, supers_ptr, row_groups + first + up * GROUPS, supers + up * SUPERS, is_group, KIND
+                scales_ptr, supers_ptr, row_groups + first + up * GROUPS, supers + up * SUPERS, is_group, KIND, IS_EVEN
             )
-        part = gl.zeros([BN, STEP, EACH], gl.float32, cube)
-        part_up = gl.zeros([BN, STEP, EACH], gl.float32, cube)
-        sums = gl.zeros([STEP, EACH], gl.float32, gl.SliceLayout(0, cube))
-        offsets = gl.zeros([STEP, EACH], gl.float32, gl.SliceLayout(0, cube))
-        for i in gl.static_range(PER):
-            row = gl.load(x_ptr + i * WORDS + first * EACH + place, mask=inside, other=0.0)
-            x = gl.expand_dims(row, 0)
-            if BITS == 4:
-                sums += row
-                offsets += row * (offset_of(i) + ZERO)
-                part += nibble_of(words, low, middle, high, i) * x
-                if ACTIVATION:
-                    part_up += nibble_of(words_up, low, middle, high, i) * x
-            else:
-                sums += row * (1 << (8 * (i % 2)))
-                part += byte_of(words, low, i) * x
-                if ACTIVATION:
-                    part_up += byte_of(words_up, low, i) * x
+        low = gl.expand_dims(loaded(x_ptr + first * GROUP_BYTES + x_words, inside, IS_EVEN), 0)
+        high = low
         if BITS == 4:
-            part -= gl.expand_dims(offsets, 0)
-            part_up -= gl.expand_dims(offsets, 0)
-        total += gl.sum(part, axis=2) * scale
+            high = gl.expand_dims(loaded(x_ptr + first * GROUP_BYTES + EACH + x_words, inside, IS_EVEN), 0)
+        figures = x_ptr + K // 4 + first + gl.expand_dims(group, 0)
+        x_scale = loaded(figures, is_group, IS_EVEN).to(gl.float32, bitcast=True)
+        x_sum = loaded(figures + GROUPS, is_group, IS_EVEN).to(gl.float32, bitcast=True)
+        total += (group_sums(words, low, high, BITS).to(gl.float32) * x_scale - ZERO * x_sum) * scale
         if ACTIVATION:
-            total_up += gl.sum(part_up, axis=2) * scale_up
+            total_up += (group_sums(words_up, low, high, BITS).to(gl.float32) * x_scale - ZERO * x_sum) * scale_up
         if KIND == 1 or KIND == 2:
-            of_group = gl.expand_dims(gl.convert_layout(gl.sum(sums, axis=1), gl.SliceLayout(0, plane)), 0)
-            total += minimum * of_group
+            total += minimum * x_sum
             if ACTIVATION:
-                total_up += minimum_up * of_group
+                total_up += minimum_up * x_sum
     result = gl.sum(total, axis=1)
     up_result = result
     if ACTIVATION:
         up_result = gl.sum(total_up, axis=1)
-    finish_row(result, up_result, bias_ptr, out_ptr, n, n_rows, HAS_BIAS, ADDS, ACTIVATION, NEXT_K, NEXT_BITS)
+    finish_row(result, up_result, bias_ptr, out_ptr, n, n_rows, HAS_BIAS, ADDS, ACTIVATION)

@@ -7,19 +7,6 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.jit
-def spread_place(k, K: gl.constexpr, BITS: gl.constexpr):
-    """`kernels.spread.spread_place` for written-out layouts."""
-    WORDS: gl.constexpr = K * BITS // 32
-    if BITS == 4:
-        i = k % 32 // 4
-        place = i * WORDS + k // 32 * 4 + k % 4
-    else:
-        i = k % 4
-        place = i * WORDS + k // 4
-    return place, gl.where((BITS == 8) & (i % 2 == 1), 0.00390625, 1.0)
-
-
-@gluon.jit
 def activated(gate, ACTIVATION: gl.constexpr):
     """1: SiLU; 2: GELU by tanh."""
     if ACTIVATION == 1:
@@ -32,10 +19,9 @@ def activated(gate, ACTIVATION: gl.constexpr):
 
 @gluon.jit
 def finish_row(
-    result, up, bias_ptr, out_ptr, n, n_rows, HAS_BIAS: gl.constexpr, ADDS: gl.constexpr, ACTIVATION: gl.constexpr,
-    NEXT_K: gl.constexpr, NEXT_BITS: gl.constexpr,
+    result, up, bias_ptr, out_ptr, n, n_rows, HAS_BIAS: gl.constexpr, ADDS: gl.constexpr, ACTIVATION: gl.constexpr
 ):  # fmt: skip
-    """Bias, activation, sum with what is there, and out; spread where a quantised matrix comes next (see `spread.py`)."""
+    """Bias, activation, sum with what is there, and out."""
     is_row = n < n_rows
     if HAS_BIAS:
         result += gl.load(bias_ptr + n, mask=is_row, other=0.0)
@@ -43,11 +29,7 @@ def finish_row(
         result = activated(result, ACTIVATION) * up
     if ADDS:
         result += gl.load(out_ptr + n, mask=is_row, other=0.0)
-    place = n
-    if NEXT_BITS:
-        place, factor = spread_place(n, NEXT_K, NEXT_BITS)
-        result *= factor
-    gl.store(out_ptr + place, result, mask=is_row)
+    gl.store(out_ptr + n, result, mask=is_row)
 
 
 @gluon.jit
@@ -64,7 +46,7 @@ def one_row_kernel(
     x_ptr, norm_ptr, w_ptr, bias_ptr, out_ptr, n_rows, up_offset, epsilon,
     K: gl.constexpr, EACH: gl.constexpr, HAS_NORM: gl.constexpr, HAS_BIAS: gl.constexpr, ADDS: gl.constexpr,
     ACTIVATION: gl.constexpr, ROWS: gl.constexpr, LANES: gl.constexpr, SPLIT: gl.constexpr, UNROLL: gl.constexpr,
-    NEXT_K: gl.constexpr, NEXT_BITS: gl.constexpr, num_warps: gl.constexpr,
+    num_warps: gl.constexpr,
 ):  # fmt: skip
     """out[n] (+)= row n of weights · x, which is normalised on the way; with ACTIVATION, of row n (gate) and row n + up_offset (up).
 
@@ -111,4 +93,4 @@ def one_row_kernel(
         inverse = 1.0 / gl.sqrt(gl.sum(gl.sum(squares, axis=1), axis=0) / K + epsilon)
         result *= inverse
         up *= inverse
-    finish_row(result, up, bias_ptr, out_ptr, n, n_rows, HAS_BIAS, ADDS, ACTIVATION, NEXT_K, NEXT_BITS)
+    finish_row(result, up, bias_ptr, out_ptr, n, n_rows, HAS_BIAS, ADDS, ACTIVATION)

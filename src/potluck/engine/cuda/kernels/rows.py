@@ -30,6 +30,13 @@ def norm_kernel(
 
 
 @triton.jit
+def transfer_kernel(source_ptr, target_ptr, count, BLOCK: tl.constexpr):
+    """A few kilobytes from one memory to another, the host's pinned memory among them."""
+    k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target_ptr + k, tl.load(source_ptr + k, mask=k < count), mask=k < count)
+
+
+@triton.jit
 def gate_kernel(x_ptr, out_ptr, K: tl.constexpr, ACTIVATION: tl.constexpr, BK: tl.constexpr):
     """x: (rows, 2 K), gate first; out: (rows, K)."""
     row = tl.program_id(0).to(tl.int64)
