@@ -1,21 +1,32 @@
-"""Fixtures for all tests."""
+"""Fixtures for all tests, and what all of them share: one store of models, one folder of compiled kernels."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from potluck.core.errors import ModelNotFound
-from potluck.weights.catalogue import DEFAULT_MODEL_ID
-from potluck.weights.pull import Puller
-from potluck.weights.store import ModelStore
+HOME = Path(os.environ.get("POTLUCK_TEST_HOME") or Path.home() / ".cache" / "potluck-tests")
+# Before anything of the engine is imported: this process and every node that it starts compile a kernel once between them.
+os.environ.setdefault("POTLUCK_CACHE", str(HOME / "cache"))
+
+from potluck.core.errors import ModelNotFound  # noqa: E402 - after the place of the kernels is known
+from potluck.weights.catalogue import DEFAULT_MODEL_ID  # noqa: E402
+from potluck.weights.pull import Puller  # noqa: E402
+from potluck.weights.store import ModelStore  # noqa: E402
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("POTLUCK_LONG"):
+        return
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.skip(reason="runs in `make test-long`"))
 
 
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The default model's GGUF file, pulled once per machine; POTLUCK_TEST_HOME says where to."""
-    home = Path(os.environ.get("POTLUCK_TEST_HOME") or Path.home() / ".cache" / "potluck-tests")
-    store = ModelStore(home / "models")
+    store = ModelStore(HOME / "models")
     try:
         return store.path(DEFAULT_MODEL_ID)
     except ModelNotFound:
