@@ -1,18 +1,21 @@
 """Fixtures for all tests, and what all of them share: one store of models, one folder of compiled kernels."""
 
+import gc
 import os
 from pathlib import Path
 
 import pytest
 
-HOME = Path(os.environ.get("POTLUCK_TEST_HOME") or Path.home() / ".cache" / "potluck-tests")
-# Before anything of the engine is imported: this process and every node that it starts compile a kernel once between them.
-os.environ.setdefault("POTLUCK_CACHE", str(HOME / "cache"))
+from potluck.core.errors import ModelNotFound
+from potluck.weights.catalogue import DEFAULT_MODEL_ID
+from potluck.weights.pull import Puller
+from potluck.weights.store import ModelStore
+from tests.support.places import HOME, alone, share_kernels
 
-from potluck.core.errors import ModelNotFound  # noqa: E402 - after the place of the kernels is known
-from potluck.weights.catalogue import DEFAULT_MODEL_ID  # noqa: E402
-from potluck.weights.pull import Puller  # noqa: E402
-from potluck.weights.store import ModelStore  # noqa: E402
+share_kernels()  # before anything of the engine is imported
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers side by side have a core each; torch's further threads would only wait for each other in circles.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,15 +26,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="runs in `make test-long`"))
 
 
+def pytest_collection_finish() -> None:
+    """All that was imported and collected stays: a test that collects garbage need not look through torch again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The default model's GGUF file, pulled once per machine; POTLUCK_TEST_HOME says where to."""
     store = ModelStore(HOME / "models")
-    try:
-        return store.path(DEFAULT_MODEL_ID)
-    except ModelNotFound:
-        Puller(store).pull(DEFAULT_MODEL_ID)
-        return store.path(DEFAULT_MODEL_ID)
+    with alone("models"):
+        try:
+            return store.path(DEFAULT_MODEL_ID)
+        except ModelNotFound:
+            Puller(store).pull(DEFAULT_MODEL_ID)
+            return store.path(DEFAULT_MODEL_ID)
 
 
 @pytest.fixture(scope="session")

@@ -1,18 +1,19 @@
 """`python -m tests.support.all_kernels` compiles every kernel that tests need, on all cores, into the folder that tests share.
 
-Left to the tests, their workers would come to the same kernels at the same time, and wait for each other.
+Left to the tests, their workers would come to the same kernels at the same time, and wait for each other. Needs no package of the tests.
 """
 
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 
-import tests.conftest  # noqa: F401 - says where compiled kernels are kept
+from tests.support.places import share_kernels
 
 _COSTLIEST = ("attend", "matmul-Q6_K", "matmul-Q5_K", "matmul-Q4_K", "place")
 
 
 def _compilations() -> Iterator[tuple[str, Callable[[], object]]]:
+    share_kernels()
     from potluck.engine.kernels.layout import LAYOUTS
     from tests.support.kernel_calls import RUNNABLE, library_for
 

@@ -19,6 +19,7 @@ from potluck.orchestrator.generation import GenerationRequest
 from potluck.orchestrator.orchestrator import DistributedChatParams
 from potluck.weights.pull import Puller
 from potluck.weights.store import ModelEntry, ModelStore
+from tests.support.places import alone
 
 TINY = "tiny-8-layers"
 _SHAPE = RandomShape(
@@ -30,11 +31,12 @@ _SHAPE = RandomShape(
 def stored_tiny(home: Path) -> ModelEntry:
     """Eight layers of random weights, made and stored once; a token takes well under a millisecond."""
     store = ModelStore(home / "models")
-    try:
-        return store.find(TINY)
-    except ModelNotFound:
-        path = random_model(home / "made", _SHAPE, "Q4_0", lambda _: None)
-        return Puller(store).pull(str(path), TINY).entry
+    with alone("models"):
+        try:
+            return store.find(TINY)
+        except ModelNotFound:
+            path = random_model(home / "made", _SHAPE, "Q4_0", lambda _: None)
+            return Puller(store).pull(str(path), TINY).entry
 
 
 @asynccontextmanager
