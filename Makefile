@@ -4,12 +4,11 @@ BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # The tests start hundreds of Pythons: byte code is kept, whatever the caller does in its own programs.
 unexport PYTHONDONTWRITEBYTECODE
-# A file stays with one worker, so that its models and swarms are made once; whole files go to whoever is free, in this order, the longest first.
+# A file stays with one worker, so that its models and swarms are made once; whole files go to whoever is free, in the order of tests/conftest.py.
 BY_FILE := -n auto --dist loadfile --no-loadscope-reorder
-# These only compute. Tests with real processes come after them: product time-outs are real, and should not be upset by ten cores' work on two.
-COMPUTING := tests/chaos/test_simulation.py tests/parity tests/fuzz tests/chaos/test_membership.py
-LONGEST_FIRST := $(addprefix tests/,cluster/test_swarm.py chaos/test_real_processes.py browser/test_real_swarm.py cluster/test_wheel.py cluster/test_swarm_hosts.py)
-REAL_PROCESSES := $(LONGEST_FIRST) tests $(addprefix --ignore=,tests/unit $(COMPUTING))
+# These only compute. Tests with real processes have their own turn: they wait for each other and for real time-outs, and need a core that is free.
+COMPUTING := tests/parity tests/fuzz tests/chaos/test_simulation.py tests/chaos/test_membership.py
+REAL_PROCESSES := tests $(addprefix --ignore=,tests/unit $(COMPUTING))
 
 .PHONY: demo test test-long check lint kernels format bench clean
 

@@ -17,12 +17,18 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers side by side have a core each; torch's further threads would only wait for each other in circles.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Where whole files go to whoever is free, these begin: none of them should be what everybody waits for in the end.
+LONGEST_FILES = (
+    "chaos/test_real_processes.py", "cluster/test_swarm.py", "browser/test_real_swarm.py", "cluster/test_wheel.py",
+    "cluster/test_swarm_hosts.py", "chaos/test_simulation.py", "parity/test_llama_cpp.py", "parity/test_memory.py",
+)  # fmt: skip
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if os.environ.get("POTLUCK_LONG"):
-        return
+    ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
     for item in items:
-        if item.get_closest_marker("long"):
+        if item.get_closest_marker("long") and not os.environ.get("POTLUCK_LONG"):
             item.add_marker(pytest.mark.skip(reason="runs in `make test-long`"))
 
 
