@@ -18,8 +18,9 @@ REAL_PROCESSES := tests $(addprefix --ignore=,tests/unit $(COMPUTING))
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cpu]'
 	touch $@
 
+# Without compiling: most of what these packages bring is never imported, and what is gets compiled then.
 .venv/test.stamp: .venv/run.stamp
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cpu,test]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[cpu,test]'
 	touch $@
 
 # Browser tests need Chromium, tests with several hosts need `ip`. Whoever may install them does; elsewhere those tests skip loudly.
