@@ -2,10 +2,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
-# These only compute, so that every core can have some; tests with real processes have the machine to themselves.
-SIDE_BY_SIDE := tests/parity tests/fuzz tests/chaos/test_simulation.py tests/chaos/test_membership.py
+# The tests start hundreds of Pythons: byte code is kept, whatever the caller does in its own programs.
+unexport PYTHONDONTWRITEBYTECODE
+# A file stays with one worker, so that its models and swarms are made once; whole files go to whoever is free, in the order of tests/conftest.py.
+BY_FILE := -n auto --dist loadfile --no-loadscope-reorder
+# These only compute. Tests with real processes have their own turn: they wait for each other and for real time-outs, and need a core that is free.
+COMPUTING := tests/parity tests/fuzz tests/chaos/test_simulation.py tests/chaos/test_membership.py
+REAL_PROCESSES := tests $(addprefix --ignore=,tests/unit $(COMPUTING))
 
-.PHONY: demo test test-long check format bench clean
+.PHONY: demo test test-long check lint kernels format bench clean
 
 .venv/run.stamp: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -13,8 +18,9 @@ SIDE_BY_SIDE := tests/parity tests/fuzz tests/chaos/test_simulation.py tests/cha
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cpu]'
 	touch $@
 
+# Without compiling: most of what these packages bring is never imported, and what is gets compiled then.
 .venv/test.stamp: .venv/run.stamp
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cpu,test]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[cpu,test]'
 	touch $@
 
 # Browser tests need Chromium, tests with several hosts need `ip`. Whoever may install them does; elsewhere those tests skip loudly.
@@ -32,20 +38,27 @@ demo: .venv/run.stamp
 	$(BIN)/potluck demo
 
 test: check .venv/system.stamp
-	$(BIN)/pytest -n auto $(SIDE_BY_SIDE)
-	$(BIN)/pytest --ignore=tests/unit $(addprefix --ignore=,$(SIDE_BY_SIDE))
+	$(BIN)/pytest $(BY_FILE) $(COMPUTING)
+	$(BIN)/pytest $(BY_FILE) $(REAL_PROCESSES)
 
 test-long: check .venv/system.stamp
-	POTLUCK_LONG=1 $(BIN)/pytest -n auto tests/unit $(SIDE_BY_SIDE)
-	POTLUCK_LONG=1 $(BIN)/pytest --ignore=tests/unit $(addprefix --ignore=,$(SIDE_BY_SIDE))
+	POTLUCK_LONG=1 $(BIN)/pytest -n auto tests/unit
+	POTLUCK_LONG=1 $(BIN)/pytest $(BY_FILE) $(COMPUTING)
+	POTLUCK_LONG=1 $(BIN)/pytest $(BY_FILE) $(REAL_PROCESSES)
 
-check: .venv/test.stamp
+check:
+	$(MAKE) --jobs=2 lint kernels
+	$(BIN)/pytest -n auto tests/unit
+
+lint: .venv/test.stamp
 	$(BIN)/ruff format --check src tests
 	$(BIN)/ruff check src tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n auto --ignore=tests/unit/cli tests/unit
-	$(BIN)/pytest tests/unit/cli
+
+# On all cores, while packages are installed and mypy runs; left to the tests, their workers would wait for each other's kernels.
+kernels: .venv/run.stamp
+	PYTHONPATH=$(CURDIR)/src $(BIN)/python -m tests.support.all_kernels  # pip may be about to replace the link to it
 
 format: .venv/test.stamp
 	$(BIN)/ruff format src tests

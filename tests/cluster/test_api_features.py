@@ -95,7 +95,7 @@ def _score(url: str, folder: Path) -> Any:
     )
     result = simple_evaluate(
         model="local-completions", model_args={"base_url": f"{url}/completions", "model": MODEL, "num_concurrent": 1},
-        tasks=["potluck_task"], task_manager=TaskManager(include_path=str(folder)), batch_size=4, bootstrap_iters=0,
+        tasks=["potluck_task"], task_manager=TaskManager(include_path=str(folder), include_defaults=False), batch_size=4, bootstrap_iters=0,
     )  # fmt: skip
     likelihoods = [sample["resps"] for sample in result["samples"]["potluck_task"]]
     return result["results"]["potluck_task"]["acc,none"], likelihoods

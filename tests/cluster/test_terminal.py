@@ -12,7 +12,7 @@ from potluck.node.run_file import RunFile, RunningNode
 from potluck.testing.page_server import PageServer, Script
 from tests.support.terminals import Terminal
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 TEXT = "Everyone brings a dish, and everyone eats well."
 
 

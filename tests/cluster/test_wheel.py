@@ -12,34 +12,20 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ALONE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-PIP = ("-m", "pip", "--disable-pip-version-check", "install", "--quiet")
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of an environment that has the wheel and what it asks for, and nothing of this checkout."""
     folder = tmp_path_factory.mktemp("wheel")
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "-w",
-        str(folder),
-    ]
-    subprocess.run([*build, str(ROOT)], check=True, timeout=300, env=ALONE)
+    subprocess.run([*PIP, "wheel", "--quiet", "--no-deps", "-w", folder, ROOT], check=True, timeout=300, env=ALONE)
     [wheel] = folder.glob("potluck-*.whl")
-    subprocess.run([sys.executable, "-m", "venv", str(folder / "env")], check=True, timeout=120)
+    # With the pip that is here, and no byte code for what is never imported: both halve the time that this takes.
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True, timeout=120)
     python = folder / "env" / "bin" / "python"
-    subprocess.run(
-        [python, *PIP, "--constraint", str(ROOT / "constraints.txt"), f"{wheel}[cpu]"],
-        check=True,
-        timeout=600,
-        env=ALONE,
-    )
+    install = [*PIP, "--python", python, "install", "--quiet", "--no-compile", "--constraint", ROOT / "constraints.txt"]
+    subprocess.run([*install, f"{wheel}[cpu]"], check=True, timeout=600, env=ALONE)
     return python
 
 

@@ -17,7 +17,7 @@ SPEC = TokenizerSpec(
     algorithm="byte_bpe", tokens=("a", "<s>", "</s>"), kinds=(NORMAL, CONTROL, CONTROL), bos_id=1, eos_ids=(2,)
 )
 MESSAGES = [{"role": "user", "content": "hi", "parts": [1, 2, {"k": "v"}]}]
-LIMIT_S = 12.0  # the budget's 2 s, on a machine that does other things at the same time
+LIMIT_S = 6.0  # of processor time, as the budget counts: its 2 s, and the last operation
 
 # None of these may print anything of Python's insides.
 ESCAPES = [
@@ -238,10 +238,10 @@ def test_there_is_no_way_out(source: str) -> None:
 
 @pytest.mark.parametrize("number", range(len(BOMBS)))
 def test_nothing_hangs_or_fills_the_memory(number: int) -> None:
-    before_s, before_bytes = time.monotonic(), _peak_bytes()
+    before_s, before_bytes = time.thread_time(), _peak_bytes()
     with pytest.raises(BadTemplate):
         render(BOMBS[number])
-    assert time.monotonic() - before_s < LIMIT_S
+    assert time.thread_time() - before_s < LIMIT_S
     assert _peak_bytes() - before_bytes < 800 << 20
 
 

@@ -19,6 +19,7 @@ from potluck.orchestrator.generation import GenerationRequest
 from potluck.orchestrator.orchestrator import DistributedChatParams
 from potluck.weights.pull import Puller
 from potluck.weights.store import ModelEntry, ModelStore
+from tests.support.places import alone
 
 TINY, TINY_FLOATS = "tiny-8-layers", "tiny-8-layers-of-floats"
 _SHAPE = RandomShape(
@@ -31,11 +32,12 @@ def stored_tiny(home: Path, format_name: RandomFormat = "Q4_0") -> ModelEntry:
     """Eight layers of random weights, made and stored once; a token takes well under a millisecond."""
     store = ModelStore(home / "models")
     name = TINY if format_name == "Q4_0" else TINY_FLOATS
-    try:
-        return store.find(name)
-    except ModelNotFound:
-        path = random_model(home / "made", _SHAPE, format_name, lambda _: None)
-        return Puller(store).pull(str(path), name).entry
+    with alone("models"):
+        try:
+            return store.find(name)
+        except ModelNotFound:
+            path = random_model(home / "made", _SHAPE, format_name, lambda _: None)
+            return Puller(store).pull(str(path), name).entry
 
 
 @asynccontextmanager

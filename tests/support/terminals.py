@@ -10,12 +10,17 @@ import termios
 import time
 from pathlib import Path
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 # Takes the terminal first, so that Ctrl-C there is a signal here; whoever started the tests in the background has it ignored.
 _PROGRAM = (
     "import fcntl, signal, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     "signal.signal(signal.SIGINT, signal.default_int_handler); from potluck.cli.main import main; main()"
 )
+
+
+def _environment(**changes: str) -> dict[str, str]:
+    """Without the size of whatever terminal the tests were started at: this one has its own."""
+    return {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")} | changes
 
 
 class Terminal:
@@ -27,7 +32,7 @@ class Terminal:
         self.output = ""
         self.process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, *arguments], stdin=theirs, stdout=theirs, stderr=theirs,
-            env={**os.environ, "POTLUCK_HOME": str(home), "TERM": kind}, start_new_session=True,
+            env=_environment(POTLUCK_HOME=str(home), TERM=kind), start_new_session=True,
         )  # fmt: skip
         os.close(theirs)
 

@@ -4,6 +4,7 @@
 import random
 import unicodedata
 from collections.abc import Iterator
+from functools import cache
 
 PIECES = [
     "Hello, world!", "the quick brown fox", "don't", "I'LL", "we've", "'s", "'", "''", "def f(x):\n    return x**2\n",
@@ -20,13 +21,14 @@ PIECES = [
 ]  # fmt: skip
 
 
+@cache
 def assigned_characters() -> list[str]:
     return [chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cn", "Cs")]
 
 
 def varied_strings(count: int, seed: int) -> Iterator[str]:
     chosen = random.Random(seed)
-    characters = assigned_characters()
+    characters, ascii_characters = assigned_characters(), [chr(c) for c in range(128)]
     yield from PIECES
     yield from ["", " ", "a" * 5000, " " * 3000, "ab" * 2500, "\n" * 500, "1" * 1000, "é" * 1000, "<|im_start|>" * 50]
     for _ in range(count):
@@ -38,6 +40,6 @@ def varied_strings(count: int, seed: int) -> Iterator[str]:
             elif kind < 0.85:
                 parts.append("".join(chosen.choices(characters, k=chosen.randint(1, 4))))
             else:
-                parts.append("".join(chosen.choices([chr(c) for c in range(128)], k=chosen.randint(1, 6))))
+                parts.append("".join(chosen.choices(ascii_characters, k=chosen.randint(1, 6))))
             parts.append(chosen.choice(["", "", " ", "  ", "\n"]))
         yield "".join(parts)

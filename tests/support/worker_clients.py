@@ -25,6 +25,7 @@ SHAPE = RandomShape(
 WHOLE = Stage(0, 4, True, True)
 FIRST, SECOND = Stage(0, 2, True, False), Stage(2, 4, False, True)
 MIDDLE = Stage(1, 3)
+_PATIENCE_S = 180.0  # a first start compiles kernels
 
 
 def tiny_settings(folder: Path, **changes: object) -> WorkerSettings:
@@ -88,7 +89,7 @@ class WorkerClient:
         return (await self.answer())[0]
 
     async def answer(self) -> tuple[FromWorker, bytes]:
-        return await asyncio.wait_for(self.messages.get(), 30)
+        return await asyncio.wait_for(self.messages.get(), _PATIENCE_S)
 
     async def open(
         self, session: bytes, stage: Stage, positions: int = 64, boundaries: tuple[Boundary, ...] = (),

@@ -18,16 +18,10 @@ from typing import Any
 import msgspec
 
 from potluck.core.errors import PotluckError
+from potluck.testing.host_client import HostClient
 
 _COMMAND_TIMEOUT_S = 60.0
 _POLL_S = 0.1
-# Asked from inside the node's own host, where its API listens on loopback.
-_ASK = """
-import json, sys, urllib.request
-method, url, body = sys.argv[1:4]
-request = urllib.request.Request(url, data=body.encode() or None, method=method, headers={"Content-Type": "application/json"})
-sys.stdout.write(urllib.request.urlopen(request, timeout=float(sys.argv[4])).read().decode())
-"""
 # Streams one answer and prints each piece of text as a JSON line with the time that it came at.
 _STREAM = """
 import json, sys, time, urllib.request
@@ -47,7 +41,7 @@ class SwarmProcess:
         on_host: Callable[[Sequence[str]], list[str]] = list,
     ) -> None:  # fmt: skip
         home.mkdir(parents=True, exist_ok=True)
-        self.home, self._on_host = home, on_host
+        self.home, self._on_host, self._client = home, on_host, HostClient(on_host)
         self._environment = {**os.environ, "POTLUCK_HOME": str(home), "POTLUCK_CACHE": str(cache)}
         self._log = (home / "log").open("ab")
         self.started_s = time.monotonic()
@@ -113,13 +107,7 @@ class SwarmProcess:
     def request(self, method: str, path: str, body: object = None, timeout_s: float = 60.0) -> Any:
         data = "" if body is None else msgspec.json.encode(body).decode()
         url = f"http://{self.wait_until_up()['api']}{path}"
-        done = subprocess.run(
-            self._on_host([sys.executable, "-c", _ASK, method, url, data, str(timeout_s)]), capture_output=True,
-            timeout=timeout_s + 10, check=False,
-        )  # fmt: skip
-        if done.returncode != 0:
-            raise PotluckError(f"{method} {path}: {done.stderr.decode()[-400:]}")
-        return msgspec.json.decode(done.stdout)
+        return msgspec.json.decode(self._client.request(method, url, data, timeout_s))
 
     def state(self) -> Any:
         return self.request("GET", "/potluck/state")
@@ -145,6 +133,7 @@ class SwarmProcess:
             self.process.send_signal(number)
 
     def end(self) -> None:
+        self._client.close()
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)
         try:
