@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from potluck.client import ApiError, AsyncClient
-from potluck.core.errors import ModelNotFound
+from potluck.core.errors import ShardUnavailable
 from potluck.gateway.server import GatewaySettings
 from potluck.net.loop import run
 from potluck.node.answering import NodeAnswering, start_gateway
@@ -21,7 +21,7 @@ def test_a_node_answers_with_its_own_layers(models_home: Path) -> None:
         stored = read_stored_model(ModelStore(models_home / "models"), TINY)
         async with head_node([]) as node:
             answering = NodeAnswering(node)
-            with pytest.raises(ModelNotFound):
+            with pytest.raises(ShardUnavailable):
                 await answering.open(None)
             serve(node, stored, parse_stage(None, 8), ServingSettings())
             await asyncio.wait_for(node.shards[0].start(), 120)

@@ -40,18 +40,33 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _TimedProtocol(H11Protocol):
-    """Closes a connection whose first request's headers do not come in time; uvicorn only minds the time between requests."""
+    """Closes a connection whose headers do not come in time, of any request; uvicorn only minds the silence between requests."""
+
+    _patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        self._patience = self.loop.call_later(_HEADER_PATIENCE_S, self._close_if_silent)
+        self._patience = self.loop.call_later(_HEADER_PATIENCE_S, self._close)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._forget()
+        elif self._patience is None:
+            self._patience = self.loop.call_later(_HEADER_PATIENCE_S, self._close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._patience.cancel()
+        self._forget()
         super().connection_lost(exc)
 
-    def _close_if_silent(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
+    def _forget(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _close(self) -> None:
+        self._patience = None
+        if not self.transport.is_closing():
             self.transport.close()
 
 
