@@ -260,6 +260,8 @@ class _Session:
     async def _serve_api(
         self, gateway: "GatewayServer", administration: "NodeAdministration", api: ApiOptions
     ) -> "GatewayServer | None":
+        from potluck.cli.api_options import gateway_settings
+
         try:
             await gateway.start()
         except OSError as error:
@@ -270,6 +272,8 @@ class _Session:
         administration.api_url = gateway.url
         if gateway.new_key is not None:
             notice(f"API key, made now and shown once: {gateway.new_key}")
+        elif gateway.needs_key:
+            notice(f"the API asks for a key; it is in {gateway_settings(api).key_file}")
         return gateway
 
     def _announce(self, swarm: "SwarmNode", gateway: "GatewayServer | None") -> None:

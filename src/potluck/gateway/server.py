@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -95,6 +96,10 @@ class GatewayServer:
         return f"<GatewayServer {self.address or 'not started'} {self.service.gate.admission!r}>"
 
     @property
+    def needs_key(self) -> bool:
+        return bool(self._settings.keys) or not is_loopback(parse_address(self.address)[0])
+
+    @property
     def url(self) -> str:
         """As one would type it on this machine."""
         host, port = parse_address(self.address)
@@ -112,6 +117,8 @@ class GatewayServer:
             h11_max_incomplete_event_size=_MAX_HEADER_BYTES, limit_concurrency=_MAX_CONNECTIONS, backlog=2048,
             timeout_graceful_shutdown=2,
         )  # fmt: skip
+        # It says of every rubbish that a scanner sends that it was rubbish, and whoever likes could fill a disk with it.
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         self._server = _Server(config)
         self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[bound]))
         while not self._server.started:

@@ -379,7 +379,9 @@ class Steward:
     async def _fetch(self, duty: ModelDuty, stage: Stage, view: View) -> None:
         model, weights = duty.record.subject, duty.costs.weights_sha256
         sources = self._sources(weights, view)
-        self._say(f"fetching layers {stage.start}-{stage.stop - 1} of {model} from {len(sources)} peers")
+        self._say(
+            f"fetching layers {stage.start}-{stage.stop - 1} of {model} from {len(sources)} peer{'' if len(sources) == 1 else 's'}"
+        )
         try:
             report = await WeightFetch(
                 self._node.transport, self._store, model_id=model, weights_sha256=weights, stage=stage, sources=sources,
