@@ -100,6 +100,11 @@ class GatewayServer:
         return bool(self._settings.keys) or not is_loopback(parse_address(self.address)[0])
 
     @property
+    def is_everywhere(self) -> bool:
+        """Whether it listens at every address of this machine."""
+        return parse_address(self.address)[0] in _ANY_HOST
+
+    @property
     def url(self) -> str:
         """As one would type it on this machine."""
         host, port = parse_address(self.address)

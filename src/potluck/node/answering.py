@@ -9,7 +9,6 @@ from potluck.core.errors import BadRequest, ModelNotFound, NotEntitled, PotluckE
 from potluck.core.model_facts import ModelFacts
 from potluck.core.sampling_params import SamplingParams
 from potluck.gateway.answering import Answer, ModelCard, OpenModel
-from potluck.gateway.server import GatewayServer, GatewaySettings
 from potluck.node.asking import RemoteModel
 from potluck.node.node import Node
 from potluck.orchestrator.frames import StreamFrame
@@ -126,10 +125,3 @@ class NodeAnswering:
 
 def _key_of(info: ShardInfo) -> tuple[str, str]:
     return info.model, info.weights_sha256
-
-
-async def start_gateway(node: Node, answering: NodeAnswering, settings: GatewaySettings) -> GatewayServer:
-    """The API of a node, started. The caller stops it before the node."""
-    server = GatewayServer(answering, settings)
-    await server.start()
-    return server
