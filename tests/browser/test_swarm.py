@@ -1,5 +1,6 @@
 """The swarm on the page: layers, pipeline, losses, failovers, joins, the chaos button, invites, clients."""
 
+import msgspec
 from playwright.sync_api import Browser, expect
 
 from potluck.testing.page_server import PageServer, Script
@@ -144,3 +145,23 @@ def test_the_page_finds_its_way_back_after_the_node_was_away(browser: Browser) -
         expect(page.part("offline")).to_be_hidden(timeout=15_000)
         expect(page.part("node-card")).to_have_count(6)
         page.close()
+
+
+def test_layers_that_are_asleep_are_shown_so_and_not_as_a_gap(page: PotluckPage, server: PageServer) -> None:
+    server.do(lambda swarm: swarm.forget(KITCHEN))
+    asleep = page.part("coverage").first
+    expect(asleep).to_have_text("asleep")
+    expect(asleep).to_have_attribute("aria-label", "layers 0–9: asleep, somebody loads them when asked")
+
+
+def test_a_label_that_has_no_room_is_left_out_rather_than_broken(phone: PotluckPage, server: PageServer) -> None:
+    def narrow(swarm: ScriptedSwarm) -> None:
+        [shard] = swarm.nodes[ANNA].shards
+        swarm.nodes[ANNA] = msgspec.structs.replace(
+            swarm.nodes[ANNA], shards=(msgspec.structs.replace(shard, first=18),)
+        )
+
+    phone.part("view-swarm").click()
+    expect(phone.node("strip-row", ANNA).locator(".range")).to_be_visible()
+    server.do(narrow)
+    expect(phone.node("strip-row", ANNA).locator(".range")).to_be_hidden()

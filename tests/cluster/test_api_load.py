@@ -104,6 +104,24 @@ def test_a_connection_that_sends_no_headers_is_closed(monkeypatch: pytest.Monkey
     run(dawdle())
 
 
+def test_nor_does_a_second_request_that_never_ends_keep_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_HEADER_PATIENCE_S", 0.3)
+
+    async def dawdle() -> None:
+        async with served(MemoryAnswering(), GatewaySettings(address="127.0.0.1:0")) as server:
+            host, _, port = server.address.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b"200 OK" in await reader.readuntil(b"}")
+            for piece in (b"GET /health", b" HTTP/1.1", b"\r\nX: y"):  # each would have set uvicorn's own clock back
+                writer.write(piece)
+                await asyncio.sleep(0.05)
+            assert await asyncio.wait_for(reader.read(-1), 5.0) == b""
+            writer.close()
+
+    run(dawdle())
+
+
 def test_there_is_no_banner_and_a_busy_server_stops_in_time() -> None:
     async def use() -> None:
         answering = MemoryAnswering()

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from potluck.client import ApiError, AsyncClient
-from potluck.core.errors import ModelNotFound
-from potluck.gateway.server import GatewaySettings
+from potluck.core.errors import ShardUnavailable
+from potluck.gateway.server import GatewayServer, GatewaySettings
 from potluck.net.loop import run
-from potluck.node.answering import NodeAnswering, start_gateway
+from potluck.node.answering import NodeAnswering
 from potluck.node.serving import ServingSettings, parse_stage, read_stored_model, serve
 from potluck.weights.store import ModelStore
 from tests.support.swarms import TINY, head_node, stored_tiny
@@ -21,11 +21,12 @@ def test_a_node_answers_with_its_own_layers(models_home: Path) -> None:
         stored = read_stored_model(ModelStore(models_home / "models"), TINY)
         async with head_node([]) as node:
             answering = NodeAnswering(node)
-            with pytest.raises(ModelNotFound):
+            with pytest.raises(ShardUnavailable):
                 await answering.open(None)
             serve(node, stored, parse_stage(None, 8), ServingSettings())
             await asyncio.wait_for(node.shards[0].start(), 120)
-            server = await start_gateway(node, answering, GatewaySettings(address="127.0.0.1:0"))
+            server = GatewayServer(answering, GatewaySettings(address="127.0.0.1:0"))
+            await server.start()
             try:
                 async with AsyncClient(server.url) as client:
                     assert await client.models() == [TINY]

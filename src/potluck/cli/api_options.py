@@ -5,8 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from potluck.cli.console import notice
+from potluck.core.errors import BadRequest
+
 if TYPE_CHECKING:
-    from potluck.gateway.server import GatewaySettings
+    from potluck.gateway.server import GatewayServer, GatewaySettings
 
 DEFAULT_API = "127.0.0.1:7470"
 
@@ -33,6 +36,23 @@ def api_options(api: str | None, hosts: list[str] | None, origins: list[str] | N
     if api == "off":
         return None
     return ApiOptions(api or DEFAULT_API, api is not None, tuple(hosts or ()), tuple(origins or ()))
+
+
+async def started(gateway: "GatewayServer", api: ApiOptions) -> bool:
+    """Starts it. Where its place is taken: an error if the user chose that place, else a node without an API."""
+    try:
+        await gateway.start()
+    except OSError as error:
+        problem = f"{api.address} cannot be had ({error.strerror or error}); choose another place with --api ADDR"
+        if api.is_chosen:
+            raise BadRequest(f"no API: {problem}") from None
+        notice(f"no API: {problem}")
+        return False
+    if gateway.new_key is not None:
+        notice(f"API key, made now and kept in {gateway_settings(api).key_file}: {gateway.new_key}")
+    elif gateway.needs_key:
+        notice(f"the API asks for a key; it is in {gateway_settings(api).key_file}")
+    return True
 
 
 def gateway_settings(api: ApiOptions) -> "GatewaySettings":

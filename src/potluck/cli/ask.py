@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from potluck.cli.console import JsonOption, notice, print_json
+from potluck.cli.console import JsonOption, harmless, notice, print_json
 from potluck.cli.models import open_store
 from potluck.core.errors import BadRequest, ModelNotFound
 from potluck.core.sampling_params import SamplingParams
@@ -119,7 +119,7 @@ def _answer(
         parts.append(piece.text)
         reason = piece.finish_reason
         if not as_json:
-            print(piece.text, end="", flush=True)
+            print(harmless(piece.text), end="", flush=True)
     assert model.timing is not None
     if as_json:
         return print_json(_report(model_id, "".join(parts), reason, model.timing))

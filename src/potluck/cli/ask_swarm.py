@@ -3,9 +3,8 @@
 import time
 from dataclasses import dataclass, field
 
-from potluck.cli.console import notice, print_json
-from potluck.cli.running import api_key, api_url
-from potluck.core.errors import PotluckError
+from potluck.cli.console import counted, harmless, notice, one_line, print_json
+from potluck.cli.running import api_key, api_url, refusal, wait_until_answerable
 from potluck.core.sampling_params import SamplingParams
 
 
@@ -29,6 +28,7 @@ def ask_swarm(
         "max_tokens": max_tokens, "temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k,
         "seed": params.seed,
     }  # fmt: skip
+    wait_until_answerable(model)
     told, usage = _Told(time.perf_counter()), Usage(0, 0)
     try:
         with Client(api_url(), api_key(), model) as client:
@@ -36,13 +36,13 @@ def ask_swarm(
                 if isinstance(event, Text):
                     _note(told, event.text, as_json)
                 elif isinstance(event, ShardFailover) and not as_json:
-                    notice(f"\n[{', '.join(event.lost)} lost; going on after {event.pause_ms:.0f} ms]")
+                    notice(f"\n[{one_line(', '.join(event.lost))} lost; going on after {event.pause_ms:.0f} ms]")
                 elif isinstance(event, Finished):
                     told.reason = event.reason
                 elif isinstance(event, Usage):
                     usage = event
     except ApiError as error:
-        raise PotluckError(f"{error.message} (`potluck status` shows the swarm)") from None
+        raise refusal(error.status, error.code or "", f"{error.message} (`potluck status` shows the swarm)") from None
     speed = (usage.completion_tokens - 1) / max(told.last_s - (told.first_s or told.last_s), 1e-9)
     first_ms = ((told.first_s or told.last_s) - told.began_s) * 1000
     if as_json:
@@ -57,9 +57,8 @@ def ask_swarm(
     print(flush=True)
     nodes = " → ".join(node[:8] for node in usage.nodes)
     exactness = "" if usage.exactness == "bitwise" else f", exactness {usage.exactness}"
-    notice(
-        f"[{usage.completion_tokens} tokens, {speed:.0f} tokens/s, first after {first_ms:.0f} ms, over {nodes}{exactness}]"
-    )
+    tokens = counted(usage.completion_tokens, "token")
+    notice(f"[{tokens}, {speed:.0f} tokens/s, first after {first_ms:.0f} ms, over {nodes}{exactness}]")
     return None
 
 
@@ -68,4 +67,4 @@ def _note(told: _Told, text: str, as_json: bool) -> None:
     told.first_s = told.first_s or told.last_s
     told.parts.append(text)
     if not as_json:
-        print(text, end="", flush=True)
+        print(harmless(text), end="", flush=True)

@@ -1,17 +1,19 @@
 """`potluck ask --via`: the question goes over shards on other machines; prints text as it comes, and what happened to the shards."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from potluck.cli.console import notice, print_json
+from potluck.cli.console import counted, harmless, notice, one_line, print_json
 from potluck.core.errors import BadRequest, PipelineStalled, PotluckError, ShardUnavailable
 from potluck.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from potluck.node.asking import RemoteModel
-    from potluck.orchestrator.frames import ShardFailover
-    from potluck.wire.messages import Stage
+    from potluck.node.node import Node
+    from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover
+    from potluck.orchestrator.orchestrator import DistributedChatParams
+    from potluck.wire.messages import Codec, Stage
 
 CODECS = ("fp32", "fp16", "int8")
 
@@ -54,70 +56,107 @@ async def _ask(question: RemoteQuestion) -> None:
         await node.stop()
 
 
-async def _answer(model: object, question: RemoteQuestion, node: object) -> None:
-    from potluck.node.asking import RemoteModel
+async def _answer(model: "RemoteModel", question: RemoteQuestion, node: "Node") -> None:
+    params = _chat_params(question, node, await _serve_own(model, question))
+    request = model.request(model.encode_chat(question.messages), question.params, question.max_tokens)
+    edges = [placed.stage.start for placed in node.orchestrator.pipeline_for(request, params)[1:]]
+    request = model.request(request.prompt, question.params, question.max_tokens, _codec(question), edges)
+    told = _Told(question.as_json, time.perf_counter())
+    async for frame, text in model.generate(request, params):
+        told.take(frame, text, time.perf_counter())
+    told.require_end()
+    if question.as_json:
+        return print_json({"model": model.info.model, "prompt_tokens": len(request.prompt), **told.report()})
+    print(flush=True)
+    return notice(told.summary(len(edges) + 1))
+
+
+def _chat_params(question: RemoteQuestion, node: "Node", own_layers: "tuple[Stage, ...]") -> "DistributedChatParams":
     from potluck.node.configuration_file import read_configuration
-    from potluck.node.node import Node
-    from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover, ShardStatus, TokenDelta
     from potluck.orchestrator.generation import GenerationSettings
     from potluck.orchestrator.orchestrator import DistributedChatParams
 
-    assert isinstance(model, RemoteModel)
-    assert isinstance(node, Node)
     settings = read_configuration()
-    own = await _serve_own(model, question)
     node.orchestrator.max_concurrent_pipelines = settings.max_concurrent_pipelines
-    params = DistributedChatParams(
+    return DistributedChatParams(
         settings=GenerationSettings(
             uses_ring=question.uses_ring, stall_timeout_s=settings.shard_health_timeout_seconds
         ),
         fallback_to_local=settings.fallback_to_local,
         max_shards_per_request=settings.max_shards_per_request,
-        own_layers=own,
+        own_layers=own_layers,
     )
-    codec = question.codec or settings.activation_dtype
-    codec = "fp32" if codec == "auto" else codec
-    request = model.request(model.encode_chat(question.messages), question.params, question.max_tokens)
-    edges = [placed.stage.start for placed in node.orchestrator.pipeline_for(request, params)[1:]]
-    request = model.request(request.prompt, question.params, question.max_tokens, codec, edges)  # type: ignore[arg-type]
-    parts: list[str] = []
-    tokens: list[int] = []
-    failovers: list[dict[str, object]] = []
-    began = first = time.perf_counter()
-    end: object = None
-    async for frame, text in model.generate(request, params):
-        parts.append(text)
-        if not question.as_json:
-            print(text, end="", flush=True)
+
+
+def _codec(question: RemoteQuestion) -> "Codec":
+    from potluck.node.configuration_file import read_configuration
+
+    codec = question.codec or read_configuration().activation_dtype
+    return "fp32" if codec == "auto" else codec  # type: ignore[return-value] # one of CODECS, or a checked setting
+
+
+@dataclass
+class _Told:
+    """What the shards have told so far, printed as it comes unless everything is wanted as JSON at the end."""
+
+    is_silent: bool
+    began_s: float
+    first_s: float = 0.0
+    last_s: float = 0.0
+    parts: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    failovers: list[dict[str, object]] = field(default_factory=list)
+    end: "Finished | PipelineAborted | None" = None
+
+    def take(self, frame: object, text: str, now_s: float) -> None:
+        from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover, ShardStatus, TokenDelta
+
+        self.parts.append(text)
+        if not self.is_silent:
+            print(harmless(text), end="", flush=True)
         if isinstance(frame, TokenDelta):
-            tokens.append(frame.token)
-            first = time.perf_counter() if len(tokens) == 1 else first
-        elif isinstance(frame, ShardStatus) and not question.as_json:
-            notice(f"\n[{frame.shard_id} {frame.status}: {frame.reason}]")
+            self.tokens.append(frame.token)
+            self.first_s, self.last_s = self.first_s or now_s, now_s
+        elif isinstance(frame, ShardStatus):
+            self._say(f"{frame.shard_id} {frame.status}: {frame.reason}")
         elif isinstance(frame, ShardFailover):
-            failovers.append(_shown_failover(frame))
-            if not question.as_json:
-                notice(f"[failover: {', '.join(frame.lost)} replaced, pause {frame.pause_ms:.0f} ms{_weaker(frame)}]")
+            self.failovers.append(_shown_failover(frame))
+            self._say(f"failover: {', '.join(frame.lost)} replaced, pause {frame.pause_ms:.0f} ms{_weaker(frame)}")
         elif isinstance(frame, Finished | PipelineAborted):
-            end = frame
-    elapsed = time.perf_counter() - first
-    speed = (len(tokens) - 1) / elapsed if len(tokens) > 1 else 0.0
-    if isinstance(end, PipelineAborted):
-        raise _error_of(end.code, f"{end.message} (after {end.generated_tokens} tokens)")
-    if question.as_json:
-        return print_json(
-            {
-                "model": model.info.model, "text": "".join(parts), "finish_reason": getattr(end, "reason", "stop"),
-                "prompt_tokens": len(request.prompt), "completion_tokens": len(tokens), "tokens": tokens,
-                "first_token_ms": round((first - began) * 1000, 1), "tokens_per_s": round(speed, 1), "failovers": failovers,
-                "exactness": getattr(end, "exactness", "bitwise"),
-            }
-        )  # fmt: skip
-    print(flush=True)
-    stages = len(edges) + 1
-    notice(
-        f"[{len(tokens)} tokens, {speed:.0f} tokens/s, first after {(first - began) * 1000:.0f} ms, {stages} shards{_weaker(end)}]"
-    )
+            self.end = frame
+
+    def require_end(self) -> None:
+        """Raises what the pipeline gave up with."""
+        from potluck.orchestrator.frames import PipelineAborted
+
+        if isinstance(self.end, PipelineAborted):
+            raise _error_of(self.end.code, f"{self.end.message} (after {self.end.generated_tokens} tokens)")
+
+    def report(self) -> dict[str, object]:
+        return {
+            "text": "".join(self.parts), "finish_reason": getattr(self.end, "reason", "stop"),
+            "completion_tokens": len(self.tokens), "tokens": self.tokens, "first_token_ms": round(self._first_ms, 1),
+            "tokens_per_s": round(self._tokens_per_s, 1), "failovers": self.failovers,
+            "exactness": getattr(self.end, "exactness", "bitwise"),
+        }  # fmt: skip
+
+    def summary(self, shard_count: int) -> str:
+        return (
+            f"[{counted(len(self.tokens), 'token')}, {self._tokens_per_s:.0f} tokens/s, "
+            f"first after {self._first_ms:.0f} ms, {counted(shard_count, 'shard')}{_weaker(self.end)}]"
+        )
+
+    @property
+    def _tokens_per_s(self) -> float:
+        return (len(self.tokens) - 1) / max(self.last_s - self.first_s, 1e-9) if len(self.tokens) > 1 else 0.0
+
+    @property
+    def _first_ms(self) -> float:
+        return (self.first_s - self.began_s) * 1000 if self.tokens else 0.0
+
+    def _say(self, text: str) -> None:
+        if not self.is_silent:
+            notice(f"\n[{one_line(text)}]")
 
 
 def _shown_failover(frame: "ShardFailover") -> dict[str, object]:

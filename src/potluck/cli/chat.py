@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from potluck.cli.chat_session import AnswerFigures, Ask, ChatSession, End, LineGatherer, ListModels, Save, Say
-from potluck.cli.console import JsonOption, notice, one_line, print_json
-from potluck.cli.running import api_key, api_url
+from potluck.cli.console import JsonOption, harmless, notice, one_line, print_json
+from potluck.cli.running import api_key, api_url, wait_until_answerable
 from potluck.core.errors import BadRequest, PotluckError
 
 if TYPE_CHECKING:
     from potluck.client import Client, Event
 
 _HISTORY_LINES = 1000
-_ALLOWED = "\n\t\u200c\u200d"  # the last two join and part letters and emoji
 _PROMPT, _MORE = ">>> ", "... "
 
 
@@ -42,6 +41,8 @@ def chat(
     from potluck.client import Client
 
     address = url.rstrip("/").removesuffix("/v1") if url is not None else api_url()
+    if url is None:
+        wait_until_answerable(model)
     with Client(address, None if url is not None else api_key()) as client:
         session = ChatSession(_chosen(client, model, address), system)
         talk = _Talk(client, session, {"temperature": temperature, "max_tokens": max_tokens}, as_json)
@@ -198,11 +199,6 @@ def figures_line(figures: AnswerFigures) -> str:
         f"[{'stopped, ' if figures.is_stopped else ''}{figures.completion_tokens} tokens, {figures.tokens_per_s:.1f} tokens/s, "
         f"first after {figures.first_token_s:.2f} s{f', {way}' if way else ''}{failovers}]"
     )
-
-
-def harmless(text: str) -> str:
-    """What a model writes, without control characters that a terminal would obey; line breaks and tabs stay."""
-    return "".join(character if character.isprintable() or character in _ALLOWED else " " for character in text)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from potluck.weights.progress import Progress
 
+_ALLOWED = "\n\t\u200c\u200d"  # the last two join and part letters and emoji
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -47,6 +48,11 @@ def one_line(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)
 
 
+def harmless(text: str) -> str:
+    """What a model writes, without control characters that a terminal would obey; line breaks and tabs stay."""
+    return "".join(character if character.isprintable() or character in _ALLOWED else " " for character in text)
+
+
 def shown_bytes(size_bytes: float) -> str:
     """A size as people read it, in powers of 1000 as disks are sold."""
     for unit in ("B", "kB", "MB", "GB"):
@@ -63,6 +69,11 @@ def shown_count(count: float) -> str:
             return f"{count:.0f}{unit}" if count >= 100 or unit == "" else f"{count:.1f}{unit}"
         count /= 1000
     return f"{count:.1f}T"
+
+
+def counted(count: int, word: str) -> str:
+    """1 member, 2 members."""
+    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:

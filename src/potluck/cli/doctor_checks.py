@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from potluck.cli.console import one_line, shown_bytes
+from potluck.cli.console import counted, one_line, shown_bytes
 
 if TYPE_CHECKING:
     from potluck.gateway.page_state import PageState
@@ -91,7 +91,10 @@ def check_port(what: str, port: int, is_free: bool, own_ports: Sequence[int], op
     if port in own_ports:
         return Finding(check, "ok", f"the running node's own, for {what}")
     return Finding(
-        check, "warn", f"another program has it; {what} takes another one, or none", f"choose one: potluck up {option}"
+        check,
+        "warn",
+        f"another program has it, so the next node cannot have it for {what}",
+        f"choose one: potluck up {option}",
     )
 
 
@@ -146,7 +149,9 @@ def check_multicast(heard: Sequence[Heard], peers: Sequence[Mapping[str, Any]], 
             "multicast", "fail", f"one's own announcement does not come back on {shown}", _firewall(platform)
         )
     if others:
-        return Finding("multicast", "ok", f"received from {len(others)} other nodes: {', '.join(sorted(others))[:120]}")
+        return Finding(
+            "multicast", "ok", f"received from {counted(len(others), 'other node')}: {', '.join(sorted(others))[:120]}"
+        )
     if linked:
         return Finding(
             "multicast", "warn", f"{len(linked)} peers are linked, and none is heard by multicast",
@@ -177,7 +182,7 @@ def check_running(details: Mapping[str, Any], own_version: str) -> list[Finding]
     if own["version"] != own_version:
         node = Finding("node", "warn", f"{text}, and this command is {own_version}", "potluck leave, then potluck up")
     seen, members = len(details["peers"]) + 1, len(details["members"])
-    known = Finding("members", "ok", f"{members} members, {seen} in sight")
+    known = Finding("members", "ok", f"{counted(members, 'member')}, {seen} in sight")
     clock = Finding(
         "clocks", "ok", "may differ: lifetimes run on each receiver's own clock, and invites expire by their issuer's"
     )

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from potluck.gateway.page_state import ModelView, NodeView, PageState
 
-MARKS = {"serving": "#", "spare": "+", "draining": "-", "loading": "~", "loadable": "."}
-NOBODY, GAP = ".", "!"
-LEGEND = "# serves  + stands by  ~ loads  - hands over  . nothing  ! nobody"
+MARKS = {"serving": "#", "spare": "+", "draining": "-", "loading": "~", "loadable": "o"}
+NOBODY, GAP, ASLEEP = ".", "!", "o"
+LEGEND = "# serves  + stands by  o asleep, loads when asked  ~ loads  - hands over  . nothing  ! nobody"
 _COUNTED = "#+"
-_STRENGTH = ".~-+#"  # of a mark; the strongest on a node stands for a layer, the weakest layer for a column
+_STRENGTH = ".o~-+#"  # of a mark; the strongest on a node stands for a layer, the weakest layer for a column
+_SCARCITY = "!o123456789"
 _WIDEST = 96
 
 
@@ -44,9 +45,16 @@ def _columns(marks: str, per_column: int) -> str:
 
 
 def _copies(marks: list[str], layer_count: int, per_column: int) -> str:
-    copies = [sum(each[layer] in _COUNTED for each in marks) for layer in range(layer_count)]
-    fewest = [min(copies[start : start + per_column]) for start in range(0, layer_count, per_column)]
-    return "".join(GAP if count == 0 else str(min(count, 9)) for count in fewest)
+    copies = [_copies_of([each[layer] for each in marks]) for layer in range(layer_count)]
+    return "".join(
+        min(copies[start : start + per_column], key=_SCARCITY.index) for start in range(0, layer_count, per_column)
+    )
+
+
+def _copies_of(marks: list[str]) -> str:
+    """How many can compute a layer now; where nobody can, whether somebody will when asked."""
+    count = sum(mark in _COUNTED for mark in marks)
+    return str(min(count, 9)) if count else ASLEEP if ASLEEP in marks else GAP
 
 
 def _ruler(layer_count: int, per_column: int) -> str:

@@ -5,6 +5,7 @@ modules and import what is heavy when they run, so that `potluck --help` is ther
 """
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -143,14 +144,31 @@ def run(arguments: Sequence[str]) -> int:
         _silence_stdout()
         return EXIT_FAILURE
     except OSError as error:
-        report_error("file_error", f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), as_json)
+        report_error("file_error", _told(error), as_json)
         return EXIT_FAILURE
     except (KeyboardInterrupt, typer.Abort):
         report_error("interrupted", "interrupted", as_json)
         return EXIT_INTERRUPTED
     except _USAGE_ERRORS as error:
-        report_error(BadRequest.code, f"{error.format_message()} (see `potluck --help`)", as_json)
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "potluck"
+        report_error(BadRequest.code, f"{error.format_message()} (see `{command} --help`)", as_json)
         return EXIT_USAGE
+
+
+_NEXT = {
+    errno.ENOSPC: "make room on that disk, or set POTLUCK_HOME to a folder elsewhere",
+    errno.EACCES: "set POTLUCK_HOME to a folder that you may write to, or mend its rights",
+    errno.EROFS: "set POTLUCK_HOME to a folder that can be written to",
+    errno.ENOENT: "is POTLUCK_HOME right? `potluck config` shows all paths",
+}
+
+
+def _told(error: OSError) -> str:
+    """What the system complains of, about which file, and what to do about it."""
+    what = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
+    hint = _NEXT.get(error.errno or 0, "`potluck doctor` may know more")
+    return f"{what}; {hint}"
 
 
 # Newer versions of Typer carry their own copy of click; the public BadParameter leads to the base class in either.

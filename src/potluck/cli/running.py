@@ -1,10 +1,12 @@
 """How commands talk to the node that runs from this home: over its own API on loopback."""
 
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from potluck.cli.console import notice
 from potluck.core.errors import BadRequest, PotluckError
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from potluck.node.run_file import RunningNode
 
 T = TypeVar("T")
+_LOADING_S, _GATHERING_S = 300.0, 10.0  # how long an answer is worth waiting for
 _TIMEOUT_S = 10.0
 _SILENCE_S = 30.0  # an open stream has a sign of life every ten seconds
 
@@ -46,11 +49,11 @@ def call(method: str, path: str, body: object = None, timeout_s: float = _TIMEOU
         connection.close()
     if response.status != 200:
         told = answer.get("error", {})
-        raise _refusal(response.status, str(told.get("code")), told.get("message") or f"status {response.status}")
+        raise refusal(response.status, str(told.get("code")), told.get("message") or f"status {response.status}")
     return answer
 
 
-def _refusal(status: int, code: str, message: str) -> PotluckError:
+def refusal(status: int, code: str, message: str) -> PotluckError:
     """What the node refused, as an error of the same kind and code here."""
     error = BadRequest(message) if status == 400 else PotluckError(message)
     error.code = code
@@ -93,6 +96,28 @@ def converted(told: object, kind: type[T]) -> T:
         return msgspec.convert(told, kind)
     except msgspec.ValidationError as error:
         raise PotluckError(f"the node runs another version of Potluck ({error}); start it again: potluck up") from None
+
+
+def wait_until_answerable(model: str | None) -> None:
+    """Waits, and says so, while layers are on their way; returns when there is an answer to be had, or none to wait for."""
+    began_s = time.monotonic()
+    is_told = False
+    while time.monotonic() - began_s < worth_waiting_s(read_state(call("GET", "/potluck/state")), model):
+        if not is_told:
+            notice("layers are still being loaded; your question waits for them (Ctrl-C ends that)")
+            is_told = True
+        time.sleep(0.3)
+
+
+def worth_waiting_s(state: "PageState", model: str | None) -> float:
+    """How long after the question layers may still come; 0 where they are there, or where the model is none of this swarm's."""
+    wanted = [each for each in state.models if model in (None, each.id)]
+    if any(each.can_answer for each in wanted) or (state.models and not wanted):
+        return 0.0
+    is_loading = any(node.state == "joining" for node in state.nodes) or any(
+        shard.state == "loading" for node in state.nodes for shard in node.shards
+    )
+    return _LOADING_S if is_loading else _GATHERING_S
 
 
 def api_url() -> str:

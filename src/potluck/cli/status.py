@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from potluck.cli.console import EXIT_FAILURE, JsonOption, format_table, one_line, print_json, shown_bytes
+from potluck.cli.console import EXIT_FAILURE, JsonOption, counted, format_table, one_line, print_json, shown_bytes
 from potluck.cli.layer_strip import LEGEND, layer_strip
 from potluck.cli.local import status_via
 from potluck.cli.running import call, read_state
@@ -35,7 +35,7 @@ def status_lines(state: "PageState", details: dict[str, Any]) -> list[str]:
     swarm, own = state.swarm, details["processes"]
     named = f" ({one_line(swarm.name)})" if swarm.name else ""
     lines = [
-        f"swarm {swarm.id[:8]}{named}, {len(details['members'])} members, this node {swarm.self_id[:8]} at {details['listen']}",
+        f"swarm {swarm.id[:8]}{named}, {counted(len(details['members']), 'member')}, this node {swarm.self_id[:8]} at {details['listen']}",
         f"API {state.api.base_url}{' (asks for a key)' if state.api.needs_key else ''}, page {state.api.base_url.removesuffix('/v1')}/",
     ]
     for model in state.models:

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from potluck.node.swarm_node import SwarmNode, SwarmNodeSettings
     from potluck.trust.invites import Invite
     from potluck.trust.keeper import SwarmKeeper
-    from potluck.weights.store import ModelStore
+    from potluck.weights.store import ModelEntry, ModelStore
 
 DEFAULT_MODEL = "smollm2-135m"
 _HOLDER_WAIT_S = 60.0
@@ -84,15 +85,20 @@ def _own_swarm(key: "NodeKey", store: "ModelStore", options: SwarmOptions) -> "S
 
     file = own_swarm_file()
     is_new = file.read() is None
+    # Before the founding: a wrong name or an interrupted download must not leave a swarm behind that serves nothing.
+    wanted = _wanted_model(store, options) if options.model is not None or (is_new and options.serves) else None
     keeper = SwarmKeeper.found(key, file, options.name) if is_new else SwarmKeeper(key, file)
     if is_new:
         notice(f"founded a swarm ({keeper.roster.swarm.hex()[:8]})")
-    if options.model is not None or (is_new and options.serves):
-        _serve_model(keeper, store, options)
+    if wanted is not None:
+        served = {(model.subject, model.weights_sha256) for model in keeper.roster.models()}
+        if (wanted.id, wanted.weights_sha256) not in served:
+            keeper.serve_model(wanted.id, wanted.weights_sha256, streams=4)
     return keeper
 
 
-def _serve_model(keeper: "SwarmKeeper", store: "ModelStore", options: SwarmOptions) -> None:
+def _wanted_model(store: "ModelStore", options: SwarmOptions) -> "ModelEntry":
+    """The model that was named; else one of the store, where the default is brought if there is none."""
     from potluck.cli.ask import find_model
     from potluck.weights.pull import Puller
 
@@ -103,10 +109,7 @@ def _serve_model(keeper: "SwarmKeeper", store: "ModelStore", options: SwarmOptio
             Puller(store, progress).pull(DEFAULT_MODEL)
         finally:
             progress.finish()
-    entry = find_model(store, options.model)
-    served = {(model.subject, model.weights_sha256) for model in keeper.roster.models()}
-    if (entry.id, entry.weights_sha256) not in served:
-        keeper.serve_model(entry.id, entry.weights_sha256, streams=4)
+    return find_model(store, options.model)
 
 
 async def _redeem(key: "NodeKey", invite: "Invite") -> "SwarmKeeper":
@@ -279,16 +282,11 @@ class _Session:
     async def _serve_api(
         self, gateway: "GatewayServer", administration: "NodeAdministration", api: ApiOptions
     ) -> "GatewayServer | None":
-        try:
-            await gateway.start()
-        except OSError as error:
-            if api.is_chosen:
-                raise
-            notice(f"no API: {api.address} cannot be had ({error.strerror}); choose another place with --api ADDR")
+        from potluck.cli.api_options import started
+
+        if not await started(gateway, api):
             return None
         administration.api_url = gateway.url
-        if gateway.new_key is not None:
-            notice(f"API key, made now and shown once: {gateway.new_key}")
         return gateway
 
     def _announce(self, swarm: "SwarmNode", gateway: "GatewayServer | None") -> None:
@@ -308,6 +306,12 @@ class _Session:
         notice(f"node {swarm.node.id.hex()[:8]} of swarm {roster.swarm.hex()[:8]}, reachable at {', '.join(addresses)}")
         if gateway is not None:
             notice(f"page {gateway.url}/   OpenAI API {gateway.url}/v1")
+            for url in _urls_elsewhere(gateway, addresses):
+                notice(f"from other machines, with the key: {url}/")
+        if not roster.models():
+            notice(
+                "this swarm serves no model yet; type: potluck up --model NAME (`potluck models` lists what is here)"
+            )
         if roster.may_invite(swarm.node.id):
             notice("add a machine: `potluck invite` here, and paste what it prints there")
         return None
@@ -321,6 +325,16 @@ class _Session:
             notice(f"{text} ({elapsed_s:.1f} s after the start)")
         else:
             notice(text)
+
+
+def _urls_elsewhere(gateway: "GatewayServer", addresses: Sequence[str]) -> list[str]:
+    """Where an API that is open to the network is found from there: at the addresses under which this node is."""
+    from potluck.net.addresses import format_address, parse_address
+
+    if not gateway.is_everywhere:
+        return []
+    port = parse_address(gateway.address)[1]
+    return [f"http://{format_address(parse_address(address)[0], port)}" for address in addresses]
 
 
 def _host_name() -> str:

@@ -15,6 +15,7 @@ from potluck.cli.api_options import (
     ApiOptions,
     api_options,
     gateway_settings,
+    started,
 )
 from potluck.cli.ask import find_model
 from potluck.cli.chat_params import api_params, limit_pipelines
@@ -204,19 +205,12 @@ async def _loaded(shard: "ShardServer", stopped: asyncio.Event) -> bool:
 
 
 async def _start_api(node: "Node", api: ApiOptions) -> "GatewayServer | None":
-    from potluck.node.answering import NodeAnswering, start_gateway
+    from potluck.gateway.server import GatewayServer
+    from potluck.node.answering import NodeAnswering
 
     settings = limit_pipelines(node.orchestrator, gateway_settings(api))
-    try:
-        gateway = await start_gateway(node, NodeAnswering(node, api_params(_HOLDER_WAIT_S)), settings)
-    except OSError as error:
-        if api.is_chosen:
-            raise
-        notice(f"no API: {api.address} cannot be had ({error.strerror}); choose another place with --api ADDR")
-        return None
-    if gateway.new_key is not None:
-        notice(f"API key (made now, kept in {settings.key_file}): {gateway.new_key}")
-    return gateway
+    gateway = GatewayServer(NodeAnswering(node, api_params(_HOLDER_WAIT_S)), settings)
+    return gateway if await started(gateway, api) else None
 
 
 def _announce(

@@ -13,6 +13,7 @@ PotluckError
 ├── RequestTooSlow             request_timeout        a body that does not arrive in time
 ├── RouteNotFound              not_found
 ├── MethodNotAllowed           method_not_allowed
+├── NotOffered                 not_offered            an address that other servers have and this one does not
 ├── QueueFull                  queue_full             more requests wait than may
 ├── Overloaded                 overloaded             waited too long for a turn, or memory for requests is used up
 ├── GenerationAborted          (the frame's own)      a generation that ended early, with the code that its head gave
@@ -109,7 +110,19 @@ class RouteNotFound(PotluckError):
 
 
 class MethodNotAllowed(PotluckError):
+    """`allowed`: the methods that the address does know."""
+
     code = "method_not_allowed"
+
+    def __init__(self, message: str = "", allowed: str = "") -> None:
+        super().__init__(message)
+        self.allowed = allowed
+
+
+class NotOffered(PotluckError):
+    """An address that other servers have and this one does not."""
+
+    code = "not_offered"
 
 
 class QueueFull(PotluckError):
@@ -164,6 +177,7 @@ class WeightsMismatch(PotluckError):
 
 class ModelNotFound(PotluckError):
     code = "model_not_found"
+    param = "model"
 
 
 class DownloadFailed(PotluckError):

@@ -7,17 +7,15 @@ import msgspec
 
 from potluck.core.errors import BadRequest, UnsupportedParameter
 from potluck.gateway.conversations import check_together, conversation, read_response_format, text_of
-from potluck.gateway.error_table import message_of, row_of
+from potluck.gateway.error_forms import anthropic_error
 from potluck.gateway.events import ChoiceFinished, Event, TextDelta, ToolCallArguments, ToolCallStarted, Usage
 from potluck.gateway.reading import checked_limit, read_body, refuse, sampling_params, stop_strings
 from potluck.gateway.request import Conversation, InferenceRequest, Json
 from potluck.gateway.surface import SSE, CollectedChoice, potluck_usage, sse
 
 _REFUSED: dict[str, tuple[object, ...]] = {
-    "mcp_servers": ([],), "container": (), "thinking": ({"type": "disabled"},), "output_format": (), "context_management": (),
+    "mcp_servers": ([],), "container": (), "output_format": (),
 }  # fmt: skip
-_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-          413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
 
 
 class CountBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +24,9 @@ class CountBody(msgspec.Struct, frozen=True, kw_only=True):
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] = []
     tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] = {}
+    output_config: dict[str, Any] = {}
+    context_management: dict[str, Any] = {}
 
 
 class MessagesBody(CountBody, frozen=True, kw_only=True):
@@ -35,7 +36,6 @@ class MessagesBody(CountBody, frozen=True, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    output_config: dict[str, Any] = {}
 
 
 def read_messages(data: bytes, created: int) -> tuple[InferenceRequest, "MessagesSurface"]:
@@ -63,6 +63,7 @@ def read_count(data: bytes) -> tuple[str | None, Conversation]:
 
 
 def _conversation(body: CountBody) -> Conversation:
+    _check_context_edits(body.context_management)
     messages: list[Json] = []
     if body.system:
         messages.append({"role": "system", "content": text_of(body.system, "system")})
@@ -75,7 +76,28 @@ def _conversation(body: CountBody) -> Conversation:
         tools,
         _openai_choice(choice),
         allows_parallel_calls=not choice.get("disable_parallel_tool_use", False),
+        template_variables=_thinking_variables(body),
     )
+
+
+def _thinking_variables(body: CountBody) -> Json:
+    """For templates that know them. A budget for thinking is a ceiling: a model that does not think keeps to any."""
+    kind, effort = body.thinking.get("type"), body.output_config.get("effort")
+    if body.thinking and kind not in ("enabled", "adaptive", "disabled"):
+        raise BadRequest("thinking.type must be enabled, adaptive or disabled", "thinking")
+    variables: Json = {"enable_thinking": kind != "disabled"} if body.thinking else {}
+    return variables | ({"reasoning_effort": effort} if isinstance(effort, str) else {})
+
+
+def _check_context_edits(given: Json) -> None:
+    """Earlier thinking never reaches the model here, so clearing it is done already; other edits would be lost silently."""
+    edits = given.get("edits", [])
+    if not isinstance(edits, list) or not all(
+        isinstance(edit, dict) and str(edit.get("type", "")).startswith("clear_thinking") for edit in edits
+    ):
+        raise UnsupportedParameter(
+            "of context_management only clear_thinking can be honoured here", "context_management"
+        )
 
 
 def _openai_tool(number: int, tool: Json) -> Json:
@@ -211,12 +233,6 @@ class MessagesSurface:
             "id": self.request_id, "type": "message", "role": "assistant", "model": self.model, "content": content,
             "stop_reason": reason, "stop_sequence": stop, "usage": usage,
         }  # fmt: skip
-
-
-def anthropic_error(error: Exception) -> Json:
-    row = row_of(error)
-    shown = {"type": _TYPES.get(row.status, "api_error"), "message": message_of(error), "code": row.code}
-    return {"type": "error", "error": shown}
 
 
 def _event(kind: str, data: Json) -> bytes:

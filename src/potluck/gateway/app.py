@@ -14,10 +14,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from potluck.core.errors import BadRequest, MethodNotAllowed, PotluckError, RouteNotFound
 from potluck.gateway import anthropic_messages, ollama, openai_chat, openai_completions, openai_responses
 from potluck.gateway.answering import ModelCard
-from potluck.gateway.anthropic_messages import anthropic_error
-from potluck.gateway.error_table import message_of, openai_error
+from potluck.gateway.error_forms import error_body
 from potluck.gateway.guarding import Guard, GuardSettings
+from potluck.gateway.not_offered import add_not_offered_routes
 from potluck.gateway.preparing import encode_conversation
+from potluck.gateway.reading import read_body
 from potluck.gateway.request import InferenceRequest, Json
 from potluck.gateway.responding import Caller, DiagnosticsMode, GenerationResponse, Service, ServiceSettings, send_error
 from potluck.gateway.surface import Surface
@@ -45,14 +46,6 @@ class ErrorResponse(Response):
         await send_error(send, self._error, error_body(self._error, self._path))
 
 
-def error_body(error: Exception, path: str) -> Json:
-    if path.startswith("/v1/messages"):
-        return anthropic_error(error)
-    if path.startswith("/api/"):
-        return {"error": message_of(error)}
-    return openai_error(error)
-
-
 def build_app(service: Service, guard: GuardSettings, extend: Callable[[FastAPI], None] | None = None) -> ASGIApp:
     """The whole API behind its guard. `extend` may add further routes (the page's)."""
     app = FastAPI(
@@ -69,6 +62,7 @@ def build_app(service: Service, guard: GuardSettings, extend: Callable[[FastAPI]
     _add_ollama_routes(app, service)
     add_tokenizer_routes(app, service)
     _add_state_routes(app, service)
+    add_not_offered_routes(app)
     return Guard(app, guard)
 
 
@@ -80,7 +74,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     shown: PotluckError = RouteNotFound("there is no such address")
     if status == 405:
-        shown = MethodNotAllowed("this address does not know that method")
+        allowed = ((error.headers if isinstance(error, HTTPException) else None) or {}).get("Allow", "")
+        shown = MethodNotAllowed(f"this address knows {allowed or 'other methods'} only", allowed)
     elif status != 404:
         shown = BadRequest("the request cannot be read")
     return ErrorResponse(shown, request.url.path)
@@ -172,8 +167,6 @@ def _add_ollama_routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/api/show", openapi_extra=described_body(ollama.NameBody))
     async def show(request: Request) -> Response:
-        from potluck.gateway.reading import read_body
-
         body, _ = read_body(await request.body(), ollama.NameBody)
         return JsonResponse(ollama.shown_of(await service.answering.open(ollama.model_name(body.model or body.name))))
 

@@ -36,6 +36,7 @@ _ROWS = (
     Row("request_timeout", 408, _CLIENT, "The request's body did not arrive in time."),
     Row("request_too_large", 413, _CLIENT, "The request's body is over the limit."),
     Row("queue_full", 429, "rate_limit_error", "As many requests wait as may. Try again later.", 1),
+    Row("not_offered", 501, _SERVER, "Other servers have this address, this one does not (embeddings, images, pulling models)."),
     Row("internal_error", 500, _SERVER, "A fault of ours; the log has it."),
     Row("bad_model_file", 500, _SERVER, "A model file lies or is cut short."),
     Row("unknown_architecture", 500, _SERVER, "A model of a kind that we cannot run."),

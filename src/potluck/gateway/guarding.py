@@ -25,10 +25,12 @@ from potluck.core.errors import (
     RequestTooSlow,
 )
 from potluck.gateway.admission import Tier
-from potluck.gateway.error_table import openai_error
+from potluck.gateway.error_forms import error_body
 from potluck.gateway.responding import send_error
 
-_OPEN_ROUTES = frozenset({"/health"})
+# The page's files hold nothing of anybody's, and a browser must have them before it can ask its user for the key.
+_OPEN_ROUTES = frozenset({"/health", "/"})
+_OPEN_FOLDER = "/page/"
 _LOCAL_NAMES = frozenset({"localhost"})
 
 
@@ -71,7 +73,7 @@ class Guard:
             body = await self._read(headers, receive)
         except PotluckError as error:
             self._buffered -= reserved
-            return await send_error(send, error, openai_error(error))
+            return await send_error(send, error, error_body(error, scope["path"]), is_last=True)
         except BaseException:
             self._buffered -= reserved
             raise
@@ -89,7 +91,7 @@ class Guard:
         """Compares with every key, each in constant time: how long it takes tells nothing about any of them."""
         address = scope.get("client") or ("unknown", 0)
         client, tier = f"address {address[0]}", self._settings.default_tier
-        if self._digests and scope["path"] not in _OPEN_ROUTES:
+        if self._digests and not _is_open(scope["method"], scope["path"]):
             given = hashlib.sha256(_given_key(headers)).digest()
             found = [tier for digest, tier in self._digests.items() if hmac.compare_digest(digest, given)]
             if not found:
@@ -136,6 +138,10 @@ class Guard:
                         return b"".join(parts)
         except TimeoutError:
             raise RequestTooSlow(f"the body did not come within {self._settings.body_patience_s:g} s") from None
+
+
+def _is_open(method: str, path: str) -> bool:
+    return method in ("GET", "HEAD") and (path in _OPEN_ROUTES or path.startswith(_OPEN_FOLDER))
 
 
 def _single_headers(scope: Scope) -> dict[bytes, bytes]:

@@ -10,7 +10,7 @@ from potluck.core.errors import BadRequest
 from potluck.core.grammar import Grammar
 from potluck.gateway.answering import ModelCard, OpenModel
 from potluck.gateway.conversations import conversation
-from potluck.gateway.error_table import message_of
+from potluck.gateway.error_forms import ollama_error
 from potluck.gateway.events import ChoiceFinished, Event, TextDelta, ToolCallArguments, ToolCallStarted, Usage
 from potluck.gateway.reading import checked_limit, read_body, refuse, sampling_params, stop_strings
 from potluck.gateway.request import InferenceRequest, Json
@@ -183,7 +183,7 @@ class OllamaSurface:
         return self._envelope("", [], is_done=True) | {"done_reason": "load"}
 
     def error_body(self, error: Exception) -> Json:
-        return {"error": message_of(error)}
+        return ollama_error(error)
 
     def _envelope(self, text: str, calls: list[CollectedCall], is_done: bool) -> Json:
         shown: Json = {"model": self.model, "created_at": _timestamp(self._created), "done": is_done}

@@ -36,7 +36,7 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "best_of": (1,), "typical_p": (1, 1.0), "mirostat": (0,), "tfs_z": (1, 1.0), "min_tokens": (0,), "ignore_eos": (False,),
     "guided_json": (), "guided_regex": (), "guided_grammar": (), "guided_choice": (), "grammar": ("",), "json_schema": (),
     "structured_outputs": (), "length_penalty": (1, 1.0), "use_beam_search": (False,), "bad_words": ([],), "allowed_token_ids": (),
-    "add_generation_prompt": (True,), "continue_final_message": (False,), "chat_template": (), "documents": ([],), "verbosity": (),
+    "add_generation_prompt": (True,), "continue_final_message": (False,), "chat_template": (), "documents": ([],), "verbosity": ("medium",),
     "stop_token_ids": ([],), "include_stop_str_in_output": (False,), "dry_multiplier": (0, 0.0), "xtc_probability": (0, 0.0),
     "min_new_tokens": (0,), "prompt_logprobs": (0,), "truncate_prompt_tokens": (), "skip_special_tokens": (True,),
 }  # fmt: skip
@@ -88,12 +88,12 @@ def read_chat(data: bytes, created: int) -> tuple[InferenceRequest, "ChatSurface
     )  # fmt: skip
     grammar = read_response_format(body.response_format)
     check_together(grammar, held)
-    limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    limit_name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     request = InferenceRequest(
         model=body.model,
         conversation=held,
         params=sampling_params(raw, temperature=1.0, logprobs=(body.top_logprobs or 0) if body.logprobs else None),
-        max_tokens=checked_limit(limit, "max_completion_tokens"),
+        max_tokens=checked_limit(getattr(body, limit_name), limit_name),
         n=checked_count(body.n, MAX_CHOICES, "n"),
         stops=stop_strings(body.stop),
         grammar=grammar,

@@ -26,6 +26,10 @@ from potluck.gateway.surface import SSE, CollectedChoice, potluck_usage, sse, ss
 _REFUSED: dict[str, tuple[object, ...]] = {
     "previous_response_id": ("",), "conversation": (), "background": (False,), "prompt": (), "top_logprobs": (0,),
 }  # fmt: skip
+_SERVER_TOOLS = frozenset({
+    "web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation", "computer_use_preview", "mcp",
+    "namespace", "tool_search",
+})  # fmt: skip
 
 
 class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +53,10 @@ class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
 def read_responses(data: bytes, created: int) -> tuple[InferenceRequest, "ResponsesSurface"]:
     body, raw = read_body(data, ResponsesBody)
     refuse(raw, _REFUSED)
+    if body.text.get("verbosity", "medium") != "medium":
+        raise UnsupportedParameter("text.verbosity cannot be honoured here", "text")
     effort = body.reasoning.get("effort")
+    body = msgspec.structs.replace(body, tools=_callable_tools(body))
     held = conversation(
         _messages(body), body.tools, body.tool_choice, allows_parallel_calls=body.parallel_tool_calls,
         template_variables={"reasoning_effort": effort} if isinstance(effort, str) else {},
@@ -67,6 +74,16 @@ def read_responses(data: bytes, created: int) -> tuple[InferenceRequest, "Respon
         grammar=grammar,
     )
     return request, ResponsesSurface(body, created)
+
+
+def _callable_tools(body: ResponsesBody) -> list[Json]:
+    """Tools that the server would run are left out where the model may choose: coding agents name them with every request.
+
+    The response's own list of tools says which are left. Where a call is demanded, nothing is left out, and they are refused.
+    """
+    if body.tool_choice not in (None, "auto"):
+        return body.tools
+    return [tool for tool in body.tools if tool.get("type", "function") not in _SERVER_TOOLS]
 
 
 def _messages(body: ResponsesBody) -> list[Json]:

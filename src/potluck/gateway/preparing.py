@@ -80,6 +80,7 @@ def _generation(
     model: OpenModel, request: InferenceRequest, prompt: list[int], default_max_tokens: int
 ) -> GenerationRequest:
     max_tokens = default_max_tokens if request.max_tokens is None else request.max_tokens
+    _check_biased_tokens(request, model.facts.vocabulary_size)
     try:
         generation = model.request(prompt, request.params, max_tokens)
     except ContextLengthExceeded as error:
@@ -91,6 +92,13 @@ def _generation(
     if request.echoes_prompt and request.wants_logprobs:
         generation = with_prompt_logprobs(generation, request.params.logprobs or 0)
     return generation
+
+
+def _check_biased_tokens(request: InferenceRequest, vocabulary_size: int) -> None:
+    """The sampling shard would refuse such a token too, but as a shard's fault, and the next one would be asked."""
+    beyond = [token for token in request.params.logit_bias if token >= vocabulary_size]
+    if beyond:
+        raise BadRequest(f"logit_bias names token {beyond[0]}; the vocabulary has {vocabulary_size}", "logit_bias")
 
 
 def _tokens_of(model: OpenModel, prompt: str | tuple[int, ...]) -> list[int]:

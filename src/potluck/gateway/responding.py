@@ -15,7 +15,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from potluck.core.errors import PotluckError, ShardsFull
+from potluck.core.errors import MethodNotAllowed, PotluckError, ShardsFull
 from potluck.gateway.admission import AdmissionSettings, Tier
 from potluck.gateway.answering import Answering, OpenModel
 from potluck.gateway.error_table import row_of
@@ -38,7 +38,14 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     admission: AdmissionSettings = AdmissionSettings()
     default_max_tokens: int = 4096  # of a chat that names no limit; shards reserve memory for it
     keep_alive_s: float = 10.0
+    reader_patience_s: float = (
+        60.0  # with a client that does not take what is sent to it; it has a turn that others wait for
+    )
     status_wait_s: float = 1.0  # a stream's status is held back so long for failures that come at once
+
+
+class ReaderStalled(Exception):
+    """A client that takes nothing of its answer, and does not go away either."""
 
 
 class Caller(NamedTuple):
@@ -104,7 +111,20 @@ class GenerationResponse(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await unless_disconnected(receive, self._answer(send))
+        try:
+            await unless_disconnected(receive, self._answer(self._patiently(send)))
+        except ReaderStalled:
+            _log.warning("a client stopped reading; its answer is ended")
+
+    def _patiently(self, send: Send) -> Send:
+        async def send_in_time(message: Message) -> None:
+            try:
+                async with asyncio.timeout(self._service.settings.reader_patience_s):
+                    await send(message)
+            except TimeoutError:
+                raise ReaderStalled from None
+
+        return send_in_time
 
     async def _answer(self, send: Send) -> None:
         try:
@@ -117,6 +137,8 @@ class GenerationResponse(Response):
                     await self._stream(run, prepared, send)
                 else:
                     await self._whole(run, prepared, send)
+        except ReaderStalled:
+            raise
         except Exception as error:
             if not isinstance(error, PotluckError):
                 _log.exception("a request failed inside")
@@ -225,15 +247,27 @@ async def send_json(send: Send, status: int, body: object, headers: tuple[tuple[
     await send({"type": "http.response.body", "body": data})
 
 
-async def send_error(send: Send, error: Exception, body: object) -> None:
-    """The status and Retry-After of the table, and the body in whichever form the client knows."""
+async def send_error(send: Send, error: Exception, body: object, is_last: bool = False) -> None:
+    """The status and headers of the table, and the body in whichever form the client knows.
+
+    `is_last`: the connection ends with it, because a body may still be coming that nobody wants to read.
+    """
+    headers = [*_error_headers(error), *([(b"connection", b"close")] if is_last else [])]
+    await send_json(send, row_of(error).status, body, tuple(headers))
+
+
+def _error_headers(error: Exception) -> list[tuple[bytes, bytes]]:
     row = row_of(error)
-    headers: tuple[tuple[bytes, bytes], ...] = ()
+    headers = []
     if row.retry_after_s is not None:
-        headers = ((b"retry-after", str(math.ceil(row.retry_after_s)).encode()),)
+        headers.append((b"retry-after", str(math.ceil(row.retry_after_s)).encode()))
+    elif row.status >= 500:
+        headers.append((b"x-should-retry", b"false"))  # SDKs ask again after any 5xx unless they are told not to
     if row.status == 401:
-        headers = (*headers, (b"www-authenticate", b"Bearer"))
-    await send_json(send, row.status, body, headers)
+        headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, MethodNotAllowed) and error.allowed:
+        headers.append((b"allow", error.allowed.encode("latin-1")))
+    return headers
 
 
 def _content_type(media_type: str) -> bytes:

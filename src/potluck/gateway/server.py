@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,18 +41,33 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _TimedProtocol(H11Protocol):
-    """Closes a connection whose first request's headers do not come in time; uvicorn only minds the time between requests."""
+    """Closes a connection whose headers do not come in time, of any request; uvicorn only minds the silence between requests."""
+
+    _patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        self._patience = self.loop.call_later(_HEADER_PATIENCE_S, self._close_if_silent)
+        self._patience = self.loop.call_later(_HEADER_PATIENCE_S, self._close)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._forget()
+        elif self._patience is None:
+            self._patience = self.loop.call_later(_HEADER_PATIENCE_S, self._close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._patience.cancel()
+        self._forget()
         super().connection_lost(exc)
 
-    def _close_if_silent(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
+    def _forget(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _close(self) -> None:
+        self._patience = None
+        if not self.transport.is_closing():
             self.transport.close()
 
 
@@ -80,6 +96,15 @@ class GatewayServer:
         return f"<GatewayServer {self.address or 'not started'} {self.service.gate.admission!r}>"
 
     @property
+    def needs_key(self) -> bool:
+        return bool(self._settings.keys) or not is_loopback(parse_address(self.address)[0])
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether it listens at every address of this machine."""
+        return parse_address(self.address)[0] in _ANY_HOST
+
+    @property
     def url(self) -> str:
         """As one would type it on this machine."""
         host, port = parse_address(self.address)
@@ -97,6 +122,8 @@ class GatewayServer:
             h11_max_incomplete_event_size=_MAX_HEADER_BYTES, limit_concurrency=_MAX_CONNECTIONS, backlog=2048,
             timeout_graceful_shutdown=2,
         )  # fmt: skip
+        # It says of every rubbish that a scanner sends that it was rubbish, and whoever likes could fill a disk with it.
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         self._server = _Server(config)
         self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[bound]))
         while not self._server.started:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 
 from potluck.core.errors import BadRequest
@@ -56,6 +57,11 @@ async def connect(address: str) -> socket.socket:
     raise failure
 
 
+def reason_of(error: OSError) -> str:
+    """In the system's words, without what the library adds to them."""
+    return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error)
+
+
 async def bind(address: str) -> socket.socket:
     """A listening socket. Raises BadRequest when the address cannot be bound."""
     host, port = parse_address(address)
@@ -64,7 +70,9 @@ async def bind(address: str) -> socket.socket:
         family, _, _, _, target = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
         listening = socket.create_server(target[:2], family=family, backlog=BACKLOG)
     except OSError as error:
-        raise BadRequest(f"cannot listen on {address}: {error.strerror or error}") from error
+        raise BadRequest(
+            f"cannot listen on {address}: {reason_of(error)}; choose another place with --listen"
+        ) from error
     listening.setblocking(False)
     return listening
 

@@ -5,12 +5,11 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from potluck.core.errors import BadRequest, ModelNotFound, NotEntitled, PotluckError
+from potluck.core.errors import BadRequest, ModelNotFound, NotEntitled, PotluckError, ShardUnavailable
 from potluck.core.exactness import Exactness, exactness_of
 from potluck.core.model_facts import ModelFacts
 from potluck.core.sampling_params import SamplingParams
 from potluck.gateway.answering import Answer, ModelCard, OpenModel
-from potluck.gateway.server import GatewayServer, GatewaySettings
 from potluck.node.asking import RemoteModel
 from potluck.node.node import Node
 from potluck.orchestrator.frames import StreamFrame
@@ -98,9 +97,10 @@ class NodeAnswering:
         names = sorted({info.model for info in self._offers()})
         if name is None and len(names) > 1:
             raise BadRequest(f"several models are on offer ({', '.join(names)}); name one of them", "model")
-        if not names or (name is not None and name not in names):
-            shown = f"there is {', '.join(names)}" if names else "no node offers any model now"
-            raise ModelNotFound(f"no model of that name is on offer; {shown}")
+        if not names:
+            raise ShardUnavailable("no machine serves any layers yet; they may be loading (`potluck status` shows it)")
+        if name is not None and name not in names:
+            raise ModelNotFound(f"no model of that name is on offer; there is {', '.join(names)}")
         wanted = names[0] if name is None else name
         [*others, info] = [offer for offer in self._offers() if offer.model == wanted]
         if not others and (opened := self._opened.get(_key_of(info))) is not None:
@@ -132,10 +132,3 @@ class NodeAnswering:
 
 def _key_of(info: ShardInfo) -> tuple[str, str]:
     return info.model, info.weights_sha256
-
-
-async def start_gateway(node: Node, answering: NodeAnswering, settings: GatewaySettings) -> GatewayServer:
-    """The API of a node, started. The caller stops it before the node."""
-    server = GatewayServer(answering, settings)
-    await server.start()
-    return server

@@ -6,6 +6,7 @@ Every node runs one and computes the whole plan for itself; nobody is in charge.
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 
@@ -40,6 +41,7 @@ _LOG = logging.getLogger(__name__)
 ROUND_S = 1.0
 _LOAD_NEWS_S = 5.0  # between adverts that differ in nothing but how busy the shards are
 _REPLAN_S = 5.0  # of a swarm that serves everything; where layers lack a holder nobody waits
+_TELL_IMPOSSIBLE_S = 5.0
 _KEEP_WITHIN = 0.3  # what is held stays unless a plan is better by so much: measured figures are no better than that
 _RETRY_S = (2.0, 10.0, 30.0, 60.0)  # after a fetch or load that failed
 _UNWELL_AFTER = 2  # such failures in a row
@@ -72,6 +74,7 @@ class ModelDuty:
         self._manifest = manifest
         self.plan: Plan | None = None
         self.problem = ""  # why there is no plan, or what went wrong last
+        self.impossible_since_s: float | None = None  # inf: and it was told
         self.hysteresis: Hysteresis[tuple[Stage | None]] = Hysteresis()
         self.shards: dict[ShardServer, ShardPhase] = {}
         self.fetching: Stage | None = None
@@ -266,6 +269,17 @@ class Steward:
         finally:
             self._looking.discard(weights_sha256)
 
+    def _tell_impossible(self, duty: ModelDuty) -> None:
+        """Once, and not before others had the time to show themselves: after a start every node is alone for a moment."""
+        now_s = self._loop.time()
+        if duty.impossible_since_s is None:
+            duty.impossible_since_s = now_s
+        elif now_s - duty.impossible_since_s >= _TELL_IMPOSSIBLE_S:
+            duty.impossible_since_s = math.inf
+            self._say(
+                f"{duty.problem}; add a machine (`potluck invite`), or allow this one more (--memory, --max-layers)"
+            )
+
     async def _stored_model(self, weights_sha256: str) -> StoredModel | None:
         if self._stored.get(weights_sha256) is None:
             self._stored[weights_sha256] = await asyncio.to_thread(self._read_stored, weights_sha256)
@@ -295,7 +309,9 @@ class Steward:
             # What serves now goes on serving: a part of a model is better than none when somebody returns.
             duty.plan, duty.problem = None, str(error)
             wanted = duty.wanted
+            self._tell_impossible(duty)
         else:
+            duty.impossible_since_s = None
             duty.problem = "" if not duty.failures or duty.shards else duty.problem
         wanted = None if self.is_leaving else wanted
         if duty.is_busy and not self.is_leaving:
@@ -385,7 +401,9 @@ class Steward:
     async def _fetch(self, duty: ModelDuty, stage: Stage, view: View) -> None:
         model, weights = duty.record.subject, duty.costs.weights_sha256
         sources = self._sources(weights, view)
-        self._say(f"fetching layers {stage.start}-{stage.stop - 1} of {model} from {len(sources)} peers")
+        self._say(
+            f"fetching layers {stage.start}-{stage.stop - 1} of {model} from {len(sources)} peer{'' if len(sources) == 1 else 's'}"
+        )
         try:
             report = await WeightFetch(
                 self._node.transport, self._store, model_id=model, weights_sha256=weights, stage=stage, sources=sources,

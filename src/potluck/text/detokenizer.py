@@ -51,9 +51,9 @@ class StopMatcher:
 
     def __init__(self, stops: Sequence[str]) -> None:
         if len(stops) > MAX_STOPS:
-            raise BadRequest(f"{len(stops)} stop strings are too many; {MAX_STOPS} are allowed")
+            raise BadRequest(f"{len(stops)} stop strings are too many; {MAX_STOPS} are allowed", "stop")
         if any(not stop or len(stop) > MAX_STOP_LENGTH for stop in stops):
-            raise BadRequest(f"a stop string must have between 1 and {MAX_STOP_LENGTH} characters")
+            raise BadRequest(f"a stop string must have between 1 and {MAX_STOP_LENGTH} characters", "stop")
         # Longest first: where two end at the same character, the one that began earlier wins.
         self._prefixes = [_Prefix(stop) for stop in sorted(set(stops), key=lambda stop: (-len(stop), stop))]
         self._held = ""

@@ -21,6 +21,7 @@ from potluck.text.tokenizer import Tokenizer
 Mask = npt.NDArray[np.bool_]
 _MOST_COMPILED = 8
 _LONGEST_COMPLAINT = 400
+_BLANK = r"[ \t]|\r?\n[ \t]{0,64}"  # one space, or a new line with its indentation
 
 
 def _limits() -> llguidance.LLParserLimits:
@@ -47,9 +48,19 @@ def _source(grammar: Grammar) -> str:
             return matcher.grammar_from_regex(grammar.text)
         if grammar.kind == "lark":
             return matcher.grammar_from_lark(grammar.text)
-        return matcher.grammar_from_json_schema('{"type":"object"}' if grammar.kind == "json_object" else grammar.text)
-    except (ValueError, RecursionError) as error:
+        return matcher.grammar_from_json_schema(
+            _tidy('{"type":"object"}' if grammar.kind == "json_object" else grammar.text)
+        )
+    except (ValueError, RecursionError, msgspec.DecodeError) as error:
         raise BadGrammar(_explained(grammar, str(error))) from None
+
+
+def _tidy(schema: str) -> str:
+    """The schema, with an end to blanks between its values: small models can write line breaks until their limit."""
+    decoded = msgspec.json.decode(schema)
+    if not isinstance(decoded, dict):
+        return schema
+    return msgspec.json.encode({"x-guidance": {"whitespace_pattern": _BLANK}, **decoded}).decode()
 
 
 def _explained(grammar: Grammar, complaint: str) -> str:

@@ -31,6 +31,8 @@ class TokenChooser:
             raise BadRequest(f"a prompt of {self._prompt_length} tokens, but only {len(self.history)} were sent")
         if self.history and max(self.history) >= vocabulary_size:
             raise BadRequest(f"the history holds token ids past this model's last, {vocabulary_size - 1}")
+        if any(token >= vocabulary_size for token in self._params.logit_bias):
+            raise BadRequest(f"logit_bias names token ids past this model's last, {vocabulary_size - 1}")
         self._matcher = self._new_matcher(sampler, grammars)
         # Whether the token with the largest logit is the choice, and nothing else is asked.
         self.takes_likeliest = self._matcher is None and _is_plainly_greedy(self._params)

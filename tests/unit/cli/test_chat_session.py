@@ -2,8 +2,9 @@
 
 import pytest
 
-from potluck.cli.chat import AnswerStream, figures_line, harmless
+from potluck.cli.chat import AnswerStream, figures_line
 from potluck.cli.chat_session import AnswerFigures, Ask, ChatSession, End, LineGatherer, ListModels, Save, Say
+from potluck.cli.console import harmless
 from potluck.client import Finished, ShardFailover, Text, Usage
 
 FIGURES = AnswerFigures(9, 21, 0.2, 2.0, 1, 120.0, ("aa" * 32, "bb" * 32))

@@ -9,7 +9,7 @@ from potluck.cli.layer_strip import layer_strip
 from potluck.cli.status import status_lines
 from potluck.cli.top import frame, updates
 from potluck.gateway.page_state import PageState, RequestView
-from potluck.testing.scripted_swarm import LARGE, SMALL, ScriptedSwarm
+from potluck.testing.scripted_swarm import LARGE, SMALL, ScriptedSwarm, node_id
 
 PROCESSES = {
     "version": "0.2.0", "arithmetic": 1, "daemon_pid": 41, "memory_bytes": 80_000_000,
@@ -37,6 +37,14 @@ def test_the_strip_shows_holders_spares_and_gaps(swarm: ScriptedSwarm) -> None:
     assert small["attic"] == "." * 10 + "+" * 20
     assert small["copies"] == "1" * 10 + "2" * 20
     assert strip(state_of(swarm), LARGE)["copies"] == "1" * 8 + "!" * 7 + "1" * 13
+
+
+def test_layers_that_are_only_asleep_are_no_gap(swarm: ScriptedSwarm) -> None:
+    """A holder that gave its memory back after a while loads them when asked: the model can answer, and the strip must not deny it."""
+    swarm.forget(node_id(0))
+    small = strip(state_of(swarm), SMALL)
+    assert small["grandma"] == "o" * 15 + "." * 15
+    assert small["copies"] == "o" * 10 + "2" * 20
 
 
 def test_a_deep_model_gets_several_layers_in_a_column_and_the_weakest_counts(swarm: ScriptedSwarm) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from potluck.core.errors import Overloaded, QueueFull
@@ -75,6 +75,7 @@ _ACTIONS = st.lists(
 )  # fmt: skip
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # it measures how busy the machine is, not the test
 @given(_ACTIONS)
 def test_whatever_happens_bounds_hold_and_nobody_is_forgotten(actions) -> None:
     queue = admission(max_concurrent_requests=4, max_waiting=6)

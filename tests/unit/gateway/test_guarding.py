@@ -10,7 +10,9 @@ import pytest
 from potluck.core.errors import BadKeyFile
 from potluck.gateway.admission import Tier
 from potluck.gateway.api_keys import load_or_create_api_keys
+from potluck.gateway.app import build_app
 from potluck.gateway.guarding import GuardSettings
+from potluck.gateway.responding import Service, ServiceSettings
 from potluck.testing.memory_answering import MemoryAnswering
 from tests.support.api import MESSAGES, app_of, get, post, with_client
 
@@ -173,3 +175,48 @@ def test_a_key_file_is_made_for_its_owner_alone_and_read_again(tmp_path: Path) -
     path.chmod(0o644)
     with pytest.raises(BadKeyFile, match="chmod 600"):
         load_or_create_api_keys(path)
+
+
+def test_a_browser_gets_the_page_without_the_key_and_nothing_else() -> None:
+    """It has to have the page before it can ask for the key."""
+    app = app_of(MemoryAnswering(), guard=GuardSettings(keys={KEY: Tier.GOLD}))
+    assert get(app, "/").status_code == 200
+    assert get(app, "/page/main.js").status_code != 401  # mounted by the node; here there is none
+    assert post(app, "/", {}).status_code == 401
+    assert get(app, "/potluck/state").status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "is_expected"),
+    [
+        ("/v1/messages", lambda body: body["type"] == "error" and body["error"]["code"] == "forbidden_origin"),
+        ("/api/chat", lambda body: isinstance(body["error"], str)),
+        ("/v1/models", lambda body: body["error"]["code"] == "forbidden_origin"),
+    ],
+)
+def test_refusals_have_the_form_of_the_address_and_end_the_connection(path: str, is_expected: Any, app: Any) -> None:
+    response = post(app, path, {}, Origin="https://evil.example")
+    assert (response.status_code, response.headers["connection"]) == (403, "close")
+    assert is_expected(response.json())
+
+
+def test_a_client_that_stops_reading_loses_its_turn() -> None:
+    answering = MemoryAnswering("Hi there")
+    service = Service(answering, ServiceSettings(reader_patience_s=0.01))
+    inner = build_app(service, GuardSettings())
+    body = json.dumps({"messages": MESSAGES, "stream": True}).encode()
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/chat/completions", "raw_path": b"", "query_string": b"", "state": {},
+        "headers": [(b"host", b"localhost"), (b"content-length", str(len(body)).encode())], "root_path": "", "scheme": "http",
+    }  # fmt: skip
+    told: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Any:
+        return told.pop() if told else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    asyncio.run(asyncio.wait_for(inner(scope, receive, send), 5))
+    assert (service.gate.admission.running_count, answering.model.running) == (0, 0)

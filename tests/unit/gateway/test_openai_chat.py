@@ -118,11 +118,14 @@ def test_a_limit_ends_with_length() -> None:
         ({"temperature": 1000}, "bad_request", None),
         ({"n": 0}, "bad_request", "n"),
         ({"n": 1000}, "bad_request", "n"),
-        ({"max_tokens": 0}, "bad_request", "max_completion_tokens"),
+        ({"max_tokens": 0}, "bad_request", "max_tokens"),
+        ({"max_completion_tokens": 0}, "bad_request", "max_completion_tokens"),
         ({"logit_bias": {"x": 1}}, "bad_request", "logit_bias"),
         ({"top_logprobs": 3}, "bad_request", "top_logprobs"),
         ({"top_logprobs": 21, "logprobs": True}, "bad_request", None),
-        ({"stop": [""]}, "bad_request", None),
+        ({"stop": [""]}, "bad_request", "stop"),
+        ({"logit_bias": {"100000": 1}}, "bad_request", "logit_bias"),
+        ({"verbosity": "low"}, "unsupported_parameter", "verbosity"),
         ({"audio": {"voice": "x"}}, "unsupported_parameter", "audio"),
         ({"modalities": ["text", "audio"]}, "unsupported_parameter", "modalities"),
         ({"best_of": 3}, "unsupported_parameter", "best_of"),
@@ -144,7 +147,7 @@ def test_what_cannot_be_honoured_is_refused_with_the_field_that_is_wrong(fields,
 
 def test_harmless_fields_and_nulls_are_ignored() -> None:
     fields = {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "stop": None, "tools": None}
-    assert ask(MemoryAnswering(), **fields, something_new=1, modalities=["text"]).status_code == 200
+    assert ask(MemoryAnswering(), **fields, something_new=1, modalities=["text"], verbosity="medium").status_code == 200
 
 
 def test_a_prompt_that_leaves_no_room_is_refused_before_anything_starts() -> None:

@@ -173,7 +173,7 @@ def test_anthropic_errors_have_anthropics_form() -> None:
     assert (missing.status_code, missing.json()["type"]) == (404, "error")
     assert missing.json()["error"]["type"] == "not_found_error"
     assert message(MemoryAnswering(), max_tokens=None).json()["error"]["type"] == "invalid_request_error"
-    assert message(MemoryAnswering(), thinking={"type": "enabled", "budget_tokens": 9}).status_code == 400
+    assert message(MemoryAnswering(), thinking={"type": "sometimes"}).status_code == 400
     assert events_of(message(broken(), stream=True))[-1][0] == "error"
 
 
@@ -261,3 +261,35 @@ def test_the_first_delta_of_a_chat_is_the_role_whatever_follows() -> None:
     body = {"messages": MESSAGES, "stream": True, "tools": TOOLS}
     chunks = deltas_of(post(app_of(MemoryAnswering(CALL)), "/v1/chat/completions", body))
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+
+
+def test_what_claude_code_sends_with_every_request_is_taken() -> None:
+    sent = {
+        "thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}, "metadata": {"user_id": "x"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}, "tools": [],
+        "system": [{"type": "text", "text": "Be brief", "cache_control": {"type": "ephemeral"}}],
+    }  # fmt: skip
+    assert message(MemoryAnswering("Hi"), **sent).json()["content"][0]["text"] == "Hi"
+    lost = message(MemoryAnswering(), context_management={"edits": [{"type": "clear_tool_uses_20250919"}]})
+    assert (lost.status_code, lost.json()["error"]["code"]) == (400, "unsupported_parameter")
+
+
+def test_tools_that_only_a_server_could_run_are_left_out_and_the_response_says_so() -> None:
+    tools = [RESPONSES_TOOL, {"type": "web_search"}, {"type": "namespace", "name": "agents", "tools": []}]
+    assert respond(MemoryAnswering("Hi"), tools=tools).json()["tools"] == [RESPONSES_TOOL]
+    assert respond(MemoryAnswering(), tools=tools, tool_choice="required").status_code == 400
+    assert respond(MemoryAnswering(), text={"verbosity": "low"}).json()["error"]["param"] == "text"
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/embeddings", "/api/embed", "/api/pull", "/v1/responses/resp_1", "/v1/images/edits"]
+)
+def test_addresses_that_are_not_offered_say_why_and_that_asking_again_is_no_use(path: str) -> None:
+    response = post(app_of(MemoryAnswering()), path, {"model": "memory", "input": "x"})
+    assert (response.status_code, response.headers["x-should-retry"]) == (501, "false")
+    error = response.json()["error"]
+    assert error["code"] == "not_offered" if path.startswith("/v1") else "here" in error or "potluck pull" in error
+
+
+def test_a_wrong_method_is_told_the_right_one() -> None:
+    assert get(app_of(MemoryAnswering()), "/v1/chat/completions").headers["allow"] == "POST"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from potluck.core.errors import ModelNotFound, NotEntitled, PeerRefused
+from potluck.core.errors import NotEntitled, PeerRefused, ShardUnavailable
 from potluck.identity.keys import NodeKey
 from potluck.net.memory import MemoryNetwork
 from potluck.node.answering import NodeAnswering
@@ -96,7 +96,7 @@ def test_who_is_merely_invited_may_not_ask(tmp_path: Path) -> None:
         assert founder.counters["may_not_ask"] == 1
         with pytest.raises(NotEntitled):  # at once, instead of trying every shard in vain
             await NodeAnswering(guest).open(None)
-        with pytest.raises(ModelNotFound):
+        with pytest.raises(ShardUnavailable, match="may be loading"):
             await NodeAnswering(founder).open(None)
         for node in (guest, founder):
             await node.stop()

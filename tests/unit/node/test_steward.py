@@ -381,3 +381,23 @@ def test_who_holds_the_output_does_not_look_slower_for_it(tmp_path: Path, monkey
         assert steward._measured_layer_us(duty) == measured == 256
 
     run_test(main())
+
+
+def test_a_model_that_does_not_fit_is_told_once_and_not_in_the_first_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        steward, _ = make(tmp_path, Roster(record()), [])
+        duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record(context_tokens=1))
+        said, clock = list[str](), [1000.0]
+        monkeypatch.setattr(steward, "_say", said.append)
+        monkeypatch.setattr(steward, "_loop", SimpleNamespace(time=lambda: clock[0]))
+        monkeypatch.setattr(steward, "_act", lambda duty, view: None)
+        for passed_s in (0, 1, 10, 10, 10):
+            clock[0] += passed_s
+            steward._follow(duty, view(advert(KEYS[0], allows_serving=True, memory_budget_bytes=10)))
+            assert len(said) == (clock[0] >= 1010)
+        assert "missing" in said[0]
+        assert "potluck invite" in said[0]
+
+    run_test(main())

@@ -182,3 +182,20 @@ def test_few_compiled_grammars_are_kept() -> None:
     for number in range(30):
         grammars.matcher(Grammar("regex", f"a{{{number + 1}}}"))
     assert "8 compiled" in repr(grammars)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_allowed"),
+    [
+        ('{"name": "Anna", "age": 12, "is": true}', True),
+        ('{"name":"Anna","age":12,"is":true}', True),
+        ('{\n  "name": "Anna",\n  "age": 12,\n  "is": true\n}', True),
+        ('{"name"\n\n', False),
+        ('{"name":  ', False),
+    ],
+)
+def test_blanks_between_values_are_few_so_that_no_answer_is_lost_in_them(text: str, is_allowed: bool) -> None:
+    tokens = list(text.encode())  # the first 256 tokens are the bytes
+    matcher = compiler().matcher(Grammar("json_schema", json.dumps(PERSON)))
+    with contextlib.nullcontext() if is_allowed else pytest.raises(BadGrammar):
+        matcher.advance_to(tokens)

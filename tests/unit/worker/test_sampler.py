@@ -86,3 +86,9 @@ def test_a_step_scores_the_prompts_tokens_after_its_positions(position: int, cou
 def test_scores_that_were_not_asked_for_are_not_made() -> None:
     with pytest.raises(BadRequest, match="no scores"):
         TokenChooser(SAMPLER, SIZE, GRAMMARS).score(0, 1, lambda tokens, top: [])
+
+
+def test_a_bias_for_a_token_that_does_not_exist_is_refused_at_the_opening() -> None:
+    params = msgspec.structs.replace(SAMPLER.params, logit_bias={SIZE: 1.0})
+    with pytest.raises(BadRequest, match="logit_bias"):
+        TokenChooser(msgspec.structs.replace(SAMPLER, params=params), SIZE, GRAMMARS)

@@ -6,7 +6,7 @@ import { layers, plural } from "./words.js";
 const COUNTED = new Set(["serving", "spare"]); // able to compute now
 const MAX_ROWS = 40; // whoever comes after them still counts among the copies
 const STATE_WORDS = {
-  serving: "serving", loading: "loading", spare: "spare, ready to step in", loadable: "could be loaded", draining: "leaving",
+  serving: "serving", loading: "loading", spare: "spare, ready to step in", loadable: "asleep, loads when asked", draining: "handing over",
 };
 
 export function renderStrip(container, state, model, activeStages) {
@@ -24,23 +24,31 @@ function shardsOf(node, model) {
     .map(({ first, last, state, has_embedding, has_output }) => ({ first, last, state, has_embedding, has_output }));
 }
 
-/** Runs of layers that equally many reachable nodes can compute: [{first, last, count}]. */
+/** Runs of layers that equally many reachable nodes can compute: [{first, last, count, isAsleep}]; asleep: nobody now, somebody when asked. */
 export function coverage(state, model) {
+  const counts = copies(state, model, (shard) => COUNTED.has(shard.state));
+  const sleeping = copies(state, model, (shard) => shard.state === "loadable");
+  const runs = [];
+  counts.forEach((count, layer) => {
+    const isAsleep = count === 0 && sleeping[layer] > 0;
+    const previous = runs.at(-1);
+    if (previous?.count === count && previous.isAsleep === isAsleep) previous.last = layer;
+    else runs.push({ first: layer, last: layer, count, isAsleep });
+  });
+  return runs;
+}
+
+/** For each layer, how many reachable nodes have a shard of this kind with it. */
+function copies(state, model, isOfKind) {
   const counts = new Array(model.layer_count).fill(0);
   for (const node of state.nodes) {
     if (node.state === "lost") continue;
-    const held = node.shards.filter((shard) => shard.model === model.id && COUNTED.has(shard.state));
+    const held = node.shards.filter((shard) => shard.model === model.id && isOfKind(shard));
     for (let layer = 0; layer < counts.length; layer++) {
       if (held.some((shard) => shard.first <= layer && layer <= shard.last)) counts[layer]++;
     }
   }
-  const runs = [];
-  counts.forEach((count, layer) => {
-    const previous = runs.at(-1);
-    if (previous?.count === count) previous.last = layer;
-    else runs.push({ first: layer, last: layer, count });
-  });
-  return runs;
+  return counts;
 }
 
 function draw({ rows, active, count, runs }) {
@@ -75,21 +83,26 @@ function drawRow(row, active, count) {
 function drawShard(shard, count) {
   const ends = [shard.has_embedding ? "embedding" : "", shard.has_output ? "output" : ""].filter(Boolean);
   const label = `layers ${layers(shard.first, shard.last)}${ends.length ? ` with ${ends.join(" and ")}` : ""}: ${STATE_WORDS[shard.state] ?? shard.state}`;
-  const isWide = (shard.last - shard.first + 1) / count > 0.12;
   return element("span", {
     class: `shard ${shard.state}`, role: "img", "aria-label": label, title: label, style: place(shard.first, shard.last, count),
     data: { testid: "shard", first: shard.first, last: shard.last, state: shard.state },
-  }, isWide ? element("span", { class: "range", text: layers(shard.first, shard.last) }) : null);
+  }, element("span", { class: "range", text: layers(shard.first, shard.last) }));
+}
+
+function describe(run) {
+  if (run.isAsleep) return ["asleep", "asleep", "asleep, somebody loads them when asked"];
+  if (run.count === 0) return ["gap", "gap", "nobody has them"];
+  return [run.count === 1 ? "single" : "replicated", `×${run.count}`, `on ${plural(run.count, "machine")}`];
 }
 
 function drawCoverage(runs, count) {
   const cells = runs.map((run) => {
-    const words = run.count === 0 ? `layers ${layers(run.first, run.last)}: nobody has them` : `layers ${layers(run.first, run.last)}: on ${plural(run.count, "machine")}`;
-    const kind = run.count === 0 ? "gap" : run.count === 1 ? "single" : "replicated";
+    const [kind, shown, told] = describe(run);
+    const words = `layers ${layers(run.first, run.last)}: ${told}`;
     return element("span", {
       class: `cover ${kind}`, role: "img", "aria-label": words, title: words, style: place(run.first, run.last, count),
       data: { testid: "coverage", first: run.first, last: run.last, count: run.count },
-    }, element("span", { text: run.count === 0 ? "gap" : `×${run.count}` }));
+    }, element("span", { text: shown }));
   });
   return element("div", { class: "strip-row total", role: "listitem" }, element("span", { class: "who", text: "copies" }), track(count, ...cells));
 }

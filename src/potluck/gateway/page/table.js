@@ -93,7 +93,7 @@ function draw({ seats, hops, links, centre, more }) {
     ...links.map((link) => drawLink(find(link.from), find(link.to), link)),
     ...hops.map((hop, index) => drawHop(find(hop.from), find(hop.to), index)),
     drawCentre(centre),
-    ...links.filter((link) => link.isSlow).map((link) => drawSlow(find(link.from), find(link.to), link)),
+    ...links.filter((link) => link.isSlow).map((link) => drawSlow(find(link.from), find(link.to), link, seats)),
     ...hops.map((hop) => drawHopTime(find(hop.from), find(hop.to), hop.ms)),
     ...seats.map(drawSeat),
     more > 0 ? svg("text", { class: "more", x: WIDTH - 8, y: HEIGHT - 8, "text-anchor": "end", text: `and ${more} more` }) : null);
@@ -130,11 +130,18 @@ function drawLink(from, to, link) {
     svg("line", { x1: from.x, y1: from.y, x2: to.x, y2: to.y }), svg("title", { text: words }));
 }
 
-/** The mark of the slow link stands near its end away from this node, clear of the dish. */
-function drawSlow(from, to, link) {
-  const [near, far] = to.isSelf ? [to, from] : [from, to];
-  const at = { x: near.x + (far.x - near.x) * 0.74, y: near.y + (far.y - near.y) * 0.74 };
+/** The mark of the slow link stands on it, clear of the dish and of all seats as far as that can be had. */
+function drawSlow(from, to, link, seats) {
+  const places = [0.5, 0.42, 0.58, 0.34, 0.66, 0.26, 0.74].map((share) => ({ x: from.x + (to.x - from.x) * share, y: from.y + (to.y - from.y) * share }));
+  const at = places.reduce((best, place) => (room(place, seats) > room(best, seats) + 4 ? place : best));
   return svg("text", { class: "slow-time", x: at.x, y: at.y + 4, "text-anchor": "middle", text: `slow: ${milliseconds(link.rtt_ms)}` });
+}
+
+/** How many units the words around a place are away from the nearest seat or the dish; more than enough counts as enough. */
+function room(place, seats) {
+  const beside = seats.map((seat) => Math.hypot(Math.max(0, Math.abs(seat.x - place.x) - 34), seat.y - place.y) - SEAT_RADIUS);
+  const dish = (Math.hypot((place.x - CENTRE.x) / (DISH.x + 20), (place.y - CENTRE.y) / (DISH.y + 6)) - 1) * DISH.y;
+  return Math.min(12, dish, ...beside);
 }
 
 function drawHop(from, to, index) {

@@ -1,0 +1,54 @@
+"""The first `potluck up`, and what it leaves behind when it fails: files and complaints, no node."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from potluck.cli.api_options import api_options, gateway_settings, started
+from potluck.cli.main import run
+from potluck.core.errors import BadRequest
+from potluck.gateway.server import GatewayServer
+from potluck.testing.memory_answering import MemoryAnswering
+
+
+def test_a_wrong_model_leaves_no_swarm_behind_that_would_serve_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POTLUCK_HOME", str(tmp_path))
+    assert run(["up", "--model", "no-such-model", "--api", "off"]) == 1
+    assert "potluck models" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.swarm"))
+
+
+@pytest.mark.parametrize("is_chosen", [True, False])
+def test_a_place_that_is_taken_is_named_with_the_option_that_chooses_another(
+    is_chosen: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POTLUCK_HOME", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        monkeypatch.setattr("potluck.cli.api_options.DEFAULT_API", place)
+        options = api_options(place if is_chosen else None, None, None)
+        assert options is not None
+        gateway = GatewayServer(MemoryAnswering(), gateway_settings(options))
+        if is_chosen:
+            with pytest.raises(BadRequest, match=f"{place} cannot be had.*--api ADDR"):
+                asyncio.run(started(gateway, options))
+        else:
+            assert not asyncio.run(started(gateway, options))
+            assert f"no API: {place} cannot be had" in capsys.readouterr().err
+
+
+def test_complaints_name_the_command_whose_help_helps(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["ask"]) == 2
+    assert "potluck ask --help" in capsys.readouterr().err
+
+
+def test_a_home_that_cannot_be_made_is_told_with_a_way_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POTLUCK_HOME", "/proc/nowhere")
+    assert run(["up", "--api", "off"]) == 1
+    assert "POTLUCK_HOME" in capsys.readouterr().err
