@@ -101,7 +101,7 @@ def test_the_simulation_notices_ghosts() -> None:
     victim = swarm.up()[-1]
     for node in swarm.up():
         node.membership.gossip.store.expire = lambda now_s: []
-        node.membership.gossip._lose = lambda *_: None
+        node.membership.gossip.presence._lose = lambda *_: None
     swarm.unplug(victim)
     swarm.run(ADVERT_LIFETIME_S + 20.0)
     assert swarm.ghosts(swarm.founder) == [victim]

@@ -35,8 +35,7 @@ class Ended(NamedTuple):
     at_s: float
 
 
-@dataclass(frozen=True)
-class Known:
+class Known(NamedTuple):
     """What this node knows about a key already."""
 
     entry: Entry | None

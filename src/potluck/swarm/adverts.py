@@ -14,7 +14,7 @@ from potluck.core.errors import RecordRefused
 from potluck.core.limits import DISTRIBUTED_SHARD_HEALTH_TIMEOUT_S
 from potluck.identity.keys import NodeKey
 from potluck.identity.signed import Signed, sign
-from potluck.wire.messages import Address, Counting, Layer, Microseconds, Name, NodeId, ShardInfo
+from potluck.wire.messages import RECORD_KEY_BYTES, Address, Counting, Layer, Microseconds, Name, NodeId, ShardInfo
 
 ADVERT = "advert"
 ADVERT_LIFETIME_S = int(4 * DISTRIBUTED_SHARD_HEALTH_TIMEOUT_S)
@@ -93,9 +93,11 @@ class Stamp(NamedTuple):
 
 
 class ReadAdvert(msgspec.Struct, frozen=True):
-    """`hash`: of the whole statement; `content`: of what it says, the same for a mere refresh."""
+    """`key`: under which it is held; `hash`: of the whole statement; `content`: of what it says, the same for a mere refresh."""
 
     advert: Advert
+    key: bytes
+    stamp: Stamp
     hash: int
     content: int
 
@@ -106,6 +108,11 @@ def sign_advert(key: NodeKey, advert: Advert) -> Signed:
     if len(payload) > MAX_ADVERT_BYTES:
         raise RecordRefused("too_large", f"an advert of {len(payload)} bytes; {MAX_ADVERT_BYTES} are allowed")
     return sign(key, ADVERT, payload)
+
+
+def advert_key(node: bytes) -> bytes:
+    """Under which a node's advert is held, whichever it is."""
+    return hashlib.blake2b(b"advert\0" + node, digest_size=RECORD_KEY_BYTES).digest()
 
 
 def record_hash(record: Signed) -> int:
@@ -132,7 +139,9 @@ def read_advert(record: Signed, is_authentic: Callable[[Signed], bool] | None = 
         raise RecordRefused("future_dated", "an advert that would hold for too long, or that is ahead of any real one")
     bare = msgspec.structs.replace(advert, incarnation=0, version=0)
     content = hashlib.blake2b(msgspec.msgpack.encode(bare), digest_size=8).digest()
-    return ReadAdvert(advert, record_hash(record), int.from_bytes(content, "big"))
+    return ReadAdvert(
+        advert, advert_key(advert.node), advert.stamp, record_hash(record), int.from_bytes(content, "big")
+    )
 
 
 def _is_possible(advert: Advert) -> bool:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from potluck.swarm import exchange
 from potluck.swarm.acceptance import Ended
 from potluck.swarm.adverts import Stamp
-from potluck.swarm.records import Digest, Entry
+from potluck.swarm.records import Entry
 
 MAX_REMEMBERED = 8192
 _WANTED_S = 1.0  # to wait for a record before another node is asked
@@ -35,20 +35,20 @@ class Asking:
         """The longest of its tables."""
         return max(len(self._asked), len(self._unreliable), len(self._refused), len(self._ended))
 
-    def wants(self, sender: bytes, digest: Digest, held: Entry | None, now_s: float) -> bool:
+    def wants(self, sender: bytes, key: bytes, stamp: Stamp, check: int, held: Entry | None, now_s: float) -> bool:
         """Whether to ask the sender for this record; if so it is noted as asked for."""
-        key, ended = digest.key, self._ended.get(digest.key)
-        if not exchange.is_news(held, digest, ended.stamp if ended is not None else None):
+        ended = self._ended.get(key)
+        if not exchange.is_news(held, stamp, check, ended.stamp if ended is not None else None):
             return False
         refused = self._refused.get((key, sender))
-        if refused is not None and refused[0] >= digest.stamp and refused[1] > now_s:
+        if refused is not None and refused[0] >= stamp and refused[1] > now_s:
             return False
         asked = self._asked.get(key)
         if asked is not None and asked.until_s <= now_s:
             self._distrust(asked.sender)
-        elif asked is not None and asked.stamp >= digest.stamp and asked.sender not in self._unreliable:
+        elif asked is not None and asked.stamp >= stamp and asked.sender not in self._unreliable:
             return False
-        self._ask(key, digest.stamp, sender, now_s)
+        self._ask(key, stamp, sender, now_s)
         return True
 
     def _ask(self, key: bytes, stamp: Stamp, sender: bytes, now_s: float) -> None:

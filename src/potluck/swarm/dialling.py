@@ -121,15 +121,18 @@ class Dialler:
         if now_s < self._decide_s:
             return []
         self._decide_s = now_s + _DECIDE_EVERY_S
-        dials = [dial for node in self._wanted() if (dial := self._dial(node, linked, now_s)) is not None]
-        dials += self._loose_dials(now_s)
+        lacking = [node for node in self._wanted() if node not in linked]
+        dials = [dial for node in lacking if (dial := self._dial(node, now_s)) is not None]
+        if self._loose:
+            dials += self._loose_dials(now_s)
         if now_s >= self._probe_s:
             self._probe_s = now_s + PROBE_EVERY_S * self._draw.uniform(0.8, 1.2)
             self._probes_left = max(self._probes_left, 1)
         if self._probes_left:
             dials += self._probes(linked)
-        dials = dials[: max(0, _MAX_UNDER_WAY - len(self._under_way))]
-        self._under_way.update((_name(dial), now_s) for dial in dials)
+        if dials:
+            dials = dials[: max(0, _MAX_UNDER_WAY - len(self._under_way))]
+            self._under_way.update((_name(dial), now_s) for dial in dials)
         return dials
 
     def begin(self, dial: Dial, now_s: float) -> bool:
@@ -168,8 +171,8 @@ class Dialler:
         first = self._first
         return first is not None and (len(first) < SPARSE_LINKS or self._ranks[node] < self._ranks[first[-1]])
 
-    def _dial(self, node: bytes, linked: Collection[bytes], now_s: float) -> Dial | None:
-        if node in linked or node in self._under_way or node == self._node:
+    def _dial(self, node: bytes, now_s: float) -> Dial | None:
+        if node in self._under_way or node == self._node:
             return None
         attempt, addresses = self._attempts.get(node), self._addresses[node]
         return None if not addresses or (attempt is not None and attempt.next_s > now_s) else Dial(node, addresses)

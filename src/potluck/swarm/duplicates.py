@@ -19,6 +19,10 @@ class Instance(msgspec.Struct):
     first_s: float
     last_s: float
 
+    def note(self, advert: Advert, born_s: float) -> None:
+        if born_s > self.last_s:
+            self.last_s, self.addresses = born_s, advert.addresses
+
 
 class Duplicate(msgspec.Struct, frozen=True):
     """One id at several places: the addresses that each of the two gives, and its name."""
@@ -39,13 +43,16 @@ class DuplicateWatch:
     def note(self, advert: Advert, born_s: float) -> Duplicate | None:
         """The duplicate that this advert shows, if any."""
         known = self._instances.setdefault(advert.node, [])
+        if len(known) == 1 and known[0].instance == advert.instance:  # nearly always
+            known[0].note(advert, born_s)
+            return None
         mine = next((each for each in known if each.instance == advert.instance), None)
         if mine is None:
             mine = Instance(advert.instance, advert.addresses, born_s, born_s)
             known.append(mine)
             del known[:-_MAX_INSTANCES]
-        elif born_s > mine.last_s:
-            mine.last_s, mine.addresses = born_s, advert.addresses
+        else:
+            mine.note(advert, born_s)
         return self.duplicate(advert.node, born_s) if len(known) > 1 else None
 
     def duplicate(self, node: bytes, now_s: float) -> Duplicate | None:

@@ -1,15 +1,15 @@
 """What the membership wants done, and what it has to tell. Values only."""
 
-from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 from potluck.wire.effects import SendTo
 
 EventKind = Literal["joined", "lost", "returned", "left", "expelled", "duplicate", "refused"]
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """`node`: whom it is about; for "refused" the record's signer. `reason` is the counter's name there, words elsewhere."""
 
     kind: EventKind
@@ -17,16 +17,14 @@ class Event:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Dial:
+class Dial(msgspec.Struct, frozen=True):
     """Make a link to a node at one of these addresses, tried in order; `node` None: to whoever answers there."""
 
     node: bytes | None
     addresses: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Drop:
+class Drop(msgspec.Struct, frozen=True):
     """Cut the links to a node."""
 
     node: bytes
@@ -36,9 +34,9 @@ class Drop:
 Effect = SendTo | Dial | Drop
 
 
-@dataclass
-class Outcome:
+class Outcome(msgspec.Struct):
     """To be carried out in order."""
 
-    effects: list[Effect] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    effects: list[Effect] = []
+    events: list[Event] = []
+    has_dials: bool = False

@@ -49,10 +49,11 @@ def answer_buckets(store: RecordStore, message: Buckets) -> tuple[Digests | None
     return Digests(bytes(chosen), b"".join(entries)), len(chosen) == len(differing)
 
 
-def is_news(held: Entry | None, digest: Digest, forgotten: Stamp | None) -> bool:
+def is_news(held: Entry | None, stamp: Stamp, check: int, forgotten: Stamp | None) -> bool:
+    """Whether a record announced with this stamp and check is another than what is held, or came to its end here."""
     if held is None:
-        return forgotten is None or digest.stamp > forgotten
-    return digest.stamp > held.stamp or (digest.stamp == held.stamp and digest.check != held.check)
+        return forgotten is None or stamp > forgotten
+    return stamp > held.stamp or (stamp == held.stamp and check != held.check)
 
 
 def lacking(store: RecordStore, buckets: bytes, digests: Sequence[Digest]) -> list[Entry]:

@@ -36,6 +36,14 @@ class _Waiting:
         self.nonce, self.sent_s, self.deadline_s, self.attempts = nonce, sent_s, deadline_s, attempts
 
 
+class _Report:
+    __slots__ = ("at_s", "informed", "stamp")
+
+    def __init__(self, stamp: tuple[int, int], at_s: float) -> None:
+        self.stamp, self.at_s = stamp, at_s
+        self.informed: set[bytes] = set()
+
+
 class Liveness:
     """Pings under way, round trips, and standings; a node that is not mentioned is alive."""
 
@@ -46,8 +54,8 @@ class Liveness:
         self._standings: dict[bytes, Standing] = {}
         self._lost_s: dict[bytes, float] = {}
         self._rtts_s: dict[bytes, float] = {}
-        self._checks: dict[bytes, float] = {}  # when to look for ourselves after what somebody else said
-        self._reported: dict[bytes, tuple[tuple[int, int], float]] = {}
+        self._checks: dict[bytes, _Report] = {}  # when to look for ourselves after what somebody else said
+        self._reported: dict[bytes, _Report] = {}
         self._next_ping_s = now_s + draw.random() * PING_EVERY_S
 
     def __repr__(self) -> str:
@@ -126,6 +134,8 @@ class Liveness:
 
     def unanswered(self, now_s: float) -> list[tuple[bytes, int]]:
         """Pings whose time is over, with the attempts that are left."""
+        if not self._waiting:
+            return []
         late = [(node, waiting) for node, waiting in self._waiting.items() if waiting.deadline_s <= now_s]
         for node, _ in late:
             del self._waiting[node]
@@ -141,28 +151,44 @@ class Liveness:
     def is_new_report(self, node: bytes, stamp: tuple[int, int], now_s: float) -> bool:
         """Whether this was not heard lately; remembered from now on, until the node is heard again."""
         known = self._reported.get(node)
-        if known is not None and known[0] == stamp and known[1] > now_s - REPORT_MEMORY_S:
+        if known is not None and known.stamp == stamp and known.at_s > now_s - REPORT_MEMORY_S:
             return False
         self._reported.pop(node, None)
         while len(self._reported) >= MAX_REPORTS:
             del self._reported[next(iter(self._reported))]
-        self._reported[node] = (stamp, now_s)
+        self._reported[node] = _Report(stamp, now_s)
         return True
+
+    def informed(self, node: bytes) -> set[bytes]:
+        """Who told this node of the report, or was told by it; to be added to."""
+        report = self._reported.get(node)
+        return report.informed if report is not None else set()
 
     def is_back(self, node: bytes) -> None:
         """Whatever was reported of it before counts no more."""
         self._reported.pop(node, None)
         self._reported.pop(own_report(node), None)
 
-    def check_later(self, node: bytes, at_s: float) -> None:
-        self._checks.setdefault(node, at_s)
+    def was_reported(self, node: bytes, stamp: tuple[int, int], now_s: float) -> bool:
+        """Whether somebody missed it lately, after a statement as new as this one."""
+        report = self._reported.get(node)
+        return report is not None and report.stamp >= stamp and report.at_s > now_s - REPORT_MEMORY_S
 
-    def refuted(self, node: bytes) -> bool:
-        """It spoke: what was reported need not be looked into any more. Whether anything was."""
-        return self._checks.pop(node, None) is not None
+    def check_later(self, node: bytes, stamp: tuple[int, int], at_s: float) -> None:
+        """Unless it makes a newer statement than this one before then."""
+        check = self._checks.setdefault(node, _Report(stamp, at_s))
+        check.stamp = max(check.stamp, stamp)
+
+    def refuted(self, node: bytes, stamp: tuple[int, int]) -> bool:
+        """It made this statement: a report of before need not be looked into any more. Whether there was one."""
+        check = self._checks.get(node)
+        if check is None or check.stamp >= stamp:
+            return False
+        del self._checks[node]
+        return True
 
     def checks_due(self, now_s: float) -> list[bytes]:
-        due = [node for node, at_s in self._checks.items() if at_s <= now_s] if self._checks else []
+        due = [node for node, check in self._checks.items() if check.at_s <= now_s] if self._checks else []
         for node in due:
             del self._checks[node]
         return due

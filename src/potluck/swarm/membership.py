@@ -60,8 +60,7 @@ class Membership:
 
     def drop_strangers(self, now_s: float) -> Outcome:
         """The roster changed by other means than a gossiped record."""
-        self.gossip.drop_strangers(now_s)
-        return self._settled(self.gossip.tick(now_s), now_s)
+        return self._settled(self.gossip.drop_strangers(now_s), now_s)
 
     def tick(self, now_s: float) -> Outcome:
         outcome = self._settled(self.gossip.tick(now_s), now_s)
@@ -95,17 +94,21 @@ class Membership:
     def _settled(self, outcome: Outcome, now_s: float) -> Outcome:
         for event in outcome.events:
             self._note(event)
-        for node in self.gossip.take_heard():
-            advert = self.gossip.advert(node)
-            if advert is not None and self.gossip.is_present(node):
-                self.dialler.is_there(node, advert.addresses, now_s)
-        if any(isinstance(effect, Dial) for effect in outcome.effects):
+        if self.gossip.findings.has_heard:
+            self._note_heard(now_s)
+        if outcome.has_dials:
             outcome.effects = [
                 effect
                 for effect in outcome.effects
                 if not isinstance(effect, Dial) or self.dialler.begin(effect, now_s)
             ]
         return outcome
+
+    def _note_heard(self, now_s: float) -> None:
+        for node in self.gossip.findings.take_heard():
+            advert = self.gossip.advert(node)
+            if advert is not None and self.gossip.is_present(node):
+                self.dialler.is_there(node, advert.addresses, now_s)
 
     def _note(self, event: Event) -> None:
         if event.kind == "lost":

@@ -9,7 +9,7 @@ from potluck.identity.signed import Signed
 from potluck.swarm.adverts import Advert, Stamp
 from potluck.swarm.duplicates import Duplicate
 
-_REFRESH_SHARE = 0.5  # of the lifetime: the rest is for the news to travel, also past lost messages
+_REFRESH_SHARE = 2 / 3  # of the lifetime: the rest is for the news to travel, also past lost messages
 _CHANGE_GAP_S = 1.0  # between statements that differ
 _REPEAT_GAP_S = 3.0
 _TWIN_MARGIN_S = 2.0
@@ -17,52 +17,56 @@ _OUTBID_GAP_S = 30.0  # two clones would otherwise outbid each other without end
 
 
 class OwnAdvert:
-    """`facts`: what is to be stated (None: nothing); numbers and instance are filled in here."""
+    """What is to be stated is set by `set_facts`; numbers and instance are filled in here."""
 
     def __init__(
         self, node: bytes, sign: Callable[[Advert], Signed], draw: random.Random, now_s: float, incarnation: int
     ) -> None:
         self.node, self.incarnation, self.version = node, incarnation, 0
-        self.facts: Advert | None = None
+        self._facts: Advert | None = None
+        self._wanted: Advert | None = None
         self.twin: Duplicate | None = None
         self._sign, self._draw = sign, draw
         self._instance = draw.randbytes(8)
         self._started_s = self._next_outbid_s = now_s
         self._stated: Advert | None = None
         self._stated_s = self._refresh_s = now_s - _CHANGE_GAP_S
-        self.is_forced = False
+        self._is_changed = self.is_forced = False
 
     def __repr__(self) -> str:
-        return f"<OwnAdvert {tuple(self.stamp)}{'' if self.facts is not None else ' silent'}>"
+        return f"<OwnAdvert {tuple(self.stamp)}{'' if self._facts is not None else ' silent'}>"
 
     @property
     def stamp(self) -> Stamp:
         return Stamp(self.incarnation, self.version)
 
+    def set_facts(self, facts: Advert | None) -> None:
+        """What to state from now on; None: nothing."""
+        self._facts = facts
+        if facts is not None:
+            self._wanted = msgspec.structs.replace(
+                facts, node=self.node, incarnation=0, version=0, instance=self._instance
+            )
+        elif self._stated is not None:
+            lifetime_s = self._stated.lifetime_s
+            self._wanted = Advert(node=self.node, instance=self._instance, lifetime_s=lifetime_s, is_leaving=True)
+        else:
+            self._wanted = None
+        self._is_changed = self._wanted != self._stated
+
     def due(self, now_s: float) -> Signed | None:
         """The statement to make now, if one is due."""
-        wanted = self._wanted()
+        wanted = self._wanted
         if wanted is None:
             return None
-        stated = self._stated
-        is_changed = stated is None or wanted != stated
         is_refresh_due = now_s >= self._refresh_s and not wanted.is_leaving
-        if not (self.is_forced or is_refresh_due or (is_changed and self._may_change(now_s, wanted))):
+        if not (self.is_forced or is_refresh_due or (self._is_changed and self._may_change(now_s, wanted))):
             return None
-        self.is_forced = False
+        self.is_forced = self._is_changed = False
         self._stated, self._stated_s = wanted, now_s
         self._refresh_s = now_s + wanted.lifetime_s * _REFRESH_SHARE * self._draw.uniform(0.9, 1.0)
         self.version += 1
         return self._sign(msgspec.structs.replace(wanted, incarnation=self.incarnation, version=self.version))
-
-    def _wanted(self) -> Advert | None:
-        if self.facts is not None:
-            return msgspec.structs.replace(
-                self.facts, node=self.node, incarnation=0, version=0, instance=self._instance
-            )
-        if self._stated is None:
-            return None
-        return Advert(node=self.node, instance=self._instance, lifetime_s=self._stated.lifetime_s, is_leaving=True)
 
     def _may_change(self, now_s: float, wanted: Advert) -> bool:
         return wanted.is_leaving or now_s - self._stated_s >= _CHANGE_GAP_S
@@ -82,7 +86,7 @@ class OwnAdvert:
         if advert.instance == self._instance:
             return None
         is_twin = not advert.is_leaving and born_s > self._started_s + _TWIN_MARGIN_S
-        own = self.facts.addresses if self.facts is not None else ()
+        own = self._facts.addresses if self._facts is not None else ()
         if is_twin:
             self.twin = Duplicate(self.node, (own, advert.addresses))
         if advert.stamp >= self.stamp and now_s >= self._next_outbid_s:

@@ -4,19 +4,19 @@ Hashes of records are combined by exclusive or, so that a change costs one opera
 the first byte of its key.
 """
 
-import hashlib
 import heapq
 import math
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from potluck.identity.signed import Signed
-from potluck.swarm.adverts import ADVERT, Advert, ReadAdvert, Stamp, record_hash
+from potluck.swarm.adverts import Advert, ReadAdvert, Stamp, record_hash
 from potluck.wire.messages import BUCKET_HASH_BYTES, DIGEST_BYTES, MAX_BUCKETS, RECORD_KEY_BYTES
 
 COARSE_BUCKETS = 16
 _COARSE_UP_TO = 128  # records; with fewer, 16 buckets tell enough
 _DIGEST = struct.Struct(">8sQQI")
+_EXPIRIES_PER_ADVERT, _SPARE_EXPIRIES = 8, 1024
 _UNSTAMPED = Stamp(0, 0)
 assert _DIGEST.size == DIGEST_BYTES
 
@@ -33,50 +33,41 @@ class Digest:
 class Entry:
     """A record held. `born_s`: when it was first heard of, by anybody, on this node's clock."""
 
-    __slots__ = ("advert", "born_s", "content", "expires_s", "hash", "key", "record", "stamp", "taken_s")
+    __slots__ = ("advert", "born_s", "check", "content", "digest", "expires_s", "hash", "key", "record", "stamp", "taken_s")
 
     def __init__(self, key: bytes, record: Signed, hash_: int, born_s: float, read: ReadAdvert | None) -> None:
-        self.key, self.record, self.hash, self.born_s = key, record, hash_, born_s
+        self.key, self.record, self.hash, self.check, self.born_s = key, record, hash_, hash_ & 0xFFFFFFFF, born_s
         self.taken_s = born_s  # when it came here
-        self.advert: Advert | None = read.advert if read is not None else None
-        self.content = read.content if read is not None else 0
-        self.stamp = read.advert.stamp if read is not None else _UNSTAMPED
-        self.expires_s = born_s + read.advert.lifetime_s if read is not None else math.inf
+        self.advert: Advert | None = None
+        if read is None:
+            self.content, self.stamp, self.expires_s = 0, _UNSTAMPED, math.inf
+        else:
+            self.advert, self.content, self.stamp = read.advert, read.content, read.stamp
+            self.expires_s = born_s + read.advert.lifetime_s
+        self.digest = _DIGEST.pack(key, self.stamp[0], self.stamp[1], self.check)
 
     def __repr__(self) -> str:
         return f"<Entry {self.record.kind} {self.key.hex()} {tuple(self.stamp)}>"
 
-    @property
-    def digest(self) -> bytes:
-        return _DIGEST.pack(self.key, *self.stamp, self.hash & 0xFFFFFFFF)
-
-    @property
-    def check(self) -> int:
-        return self.hash & 0xFFFFFFFF
-
-
-def advert_key(node: bytes) -> bytes:
-    return hashlib.blake2b(b"advert\0" + node, digest_size=RECORD_KEY_BYTES).digest()
-
-
-def record_key(record: Signed, hash_: int) -> bytes:
-    """An advert replaces its node's last one; any other record stands for itself."""
-    return advert_key(record.signer) if record.kind == ADVERT else hash_.to_bytes(RECORD_KEY_BYTES, "big")
-
 
 def entry_of(record: Signed, born_s: float, read: ReadAdvert | None) -> Entry:
-    hash_ = read.hash if read is not None else record_hash(record)
-    return Entry(record_key(record, hash_), record, hash_, born_s, read)
+    """An advert replaces its node's last one; any other record stands for itself."""
+    if read is not None:
+        return Entry(read.key, record, read.hash, born_s, read)
+    hash_ = record_hash(record)
+    return Entry(hash_.to_bytes(RECORD_KEY_BYTES, "big"), record, hash_, born_s, None)
 
 
 def parse_digests(data: bytes) -> Iterator[Digest]:
     """Raises ValueError where the length is not that of whole entries."""
+    return (Digest(key, Stamp(*stamp), check) for key, *stamp, check in unpacked_digests(data))
+
+
+def unpacked_digests(data: bytes) -> Iterator[tuple[bytes, int, int, int]]:
+    """Key, incarnation, version and check of each, for the many that say nothing new. Raises ValueError as above."""
     if len(data) % DIGEST_BYTES:
         raise ValueError("digests cut short")
-    return (
-        Digest(key, Stamp(incarnation, version), check)
-        for key, incarnation, version, check in _DIGEST.iter_unpack(data)
-    )
+    return _DIGEST.iter_unpack(data)
 
 
 def parse_keys(data: bytes) -> list[bytes]:
@@ -86,14 +77,17 @@ def parse_keys(data: bytes) -> list[bytes]:
 
 
 class RecordStore:
-    """Entries by key, the hashes over them, and which of them expire when."""
+    """Entries by key, the hashes over them, and which of them expire when. A key is an advert's or another record's for ever."""
 
     def __init__(self) -> None:
         self._entries: dict[bytes, Entry] = {}
+        self.get: Callable[[bytes], Entry | None] = self._entries.get  # asked for every digest that anybody sends
         self._buckets: list[dict[bytes, Entry]] = [{} for _ in range(MAX_BUCKETS)]
         self._hashes = [0] * MAX_BUCKETS
         self._expiries: list[tuple[float, bytes, Stamp]] = []
         self.root = 0
+        self._adverts: dict[bytes, Entry] = {}  # by node
+        self.advert_of: Callable[[bytes], Entry | None] = self._adverts.get
 
     def __repr__(self) -> str:
         return f"<RecordStore {len(self._entries)} records, {self.root:016x}>"
@@ -104,35 +98,49 @@ class RecordStore:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
 
-    def get(self, key: bytes) -> Entry | None:
-        return self._entries.get(key)
+    @property
+    def advert_count(self) -> int:
+        return len(self._adverts)
+
+    def adverts(self) -> Iterable[Entry]:
+        return self._adverts.values()
 
     def put(self, entry: Entry) -> None:
-        self.remove(entry.key)
-        self._entries[entry.key] = entry
-        self._buckets[entry.key[0]][entry.key] = entry
-        self._mix(entry)
+        key, held = entry.key, self._entries.get(entry.key)
+        if held is not None and held.record.signer != entry.record.signer:
+            self.remove(key)  # no advert, then, but two records with one hash
+            held = None
+        self._entries[key] = self._buckets[key[0]][key] = entry
+        change = entry.hash if held is None else entry.hash ^ held.hash
+        self._hashes[key[0]] ^= change
+        self.root ^= change
+        if entry.advert is not None:
+            self._adverts[entry.record.signer] = entry
         self.will_expire(entry)
 
     def will_expire(self, entry: Entry) -> None:
         """The entry's end is known, or has moved."""
-        if entry.expires_s != math.inf:
-            heapq.heappush(self._expiries, (entry.expires_s, entry.key, entry.stamp))
+        if entry.expires_s == math.inf:
+            return
+        heapq.heappush(self._expiries, (entry.expires_s, entry.key, entry.stamp))
+        if len(self._expiries) > _EXPIRIES_PER_ADVERT * len(self._adverts) + _SPARE_EXPIRIES:
+            # Somebody says new things all the time: the ends of what it replaced are let go before they come.
+            self._expiries = [(each.expires_s, each.key, each.stamp) for each in self._adverts.values()]
+            heapq.heapify(self._expiries)
 
     def remove(self, key: bytes) -> Entry | None:
         entry = self._entries.pop(key, None)
         if entry is not None:
             del self._buckets[key[0]][key]
-            self._mix(entry)
+            self._hashes[key[0]] ^= entry.hash
+            self.root ^= entry.hash
+            if entry.advert is not None:
+                del self._adverts[entry.record.signer]
         return entry
-
-    def _mix(self, entry: Entry) -> None:
-        self._hashes[entry.key[0]] ^= entry.hash
-        self.root ^= entry.hash
 
     def expire(self, now_s: float) -> list[Entry]:
         """Removes and returns what has come to its end."""
-        gone = []
+        gone: list[Entry] = []
         while self._expiries and self._expiries[0][0] <= now_s:
             _, key, stamp = heapq.heappop(self._expiries)
             entry = self._entries.get(key)

@@ -63,7 +63,7 @@ class SimulatedNode:
         self.membership: Membership | None = None  # while it runs
         self.incarnation = 0
         self.run = 0
-        self.links: set[bytes] = set()
+        self.links: dict[bytes, None] = {}  # in order, so that a seed always gives the same run
         self.is_plugged = True
         self.side = 0
         self.gone_s = 0.0
@@ -102,6 +102,8 @@ class SimulatedSwarm:
         self.nodes: dict[bytes, SimulatedNode] = {}
         self._by_address: dict[str, SimulatedNode] = {}
         self.records: list[Signed] = []
+        self._weighed: Message | None = None
+        self._weight = 0
         self.founder = self._add_machine()
         for _ in range(count - 1):
             self.admit(self._add_machine())
@@ -142,7 +144,7 @@ class SimulatedSwarm:
         """Switched on, with the records and a few addresses that lie on its disk (or came with its invite)."""
         node.incarnation += 1
         node.run += 1
-        node.is_plugged, node.links = True, set()
+        node.is_plugged, node.links = True, {}
         node.membership = Membership(
             node.id, lambda advert: sign_advert(node.key, advert), node.roster.trust(), random.Random(self.random.random()),
             self.now_s, node.incarnation, self.reader,
@@ -231,12 +233,14 @@ class SimulatedSwarm:
 
     def _send(self, node: SimulatedNode, peer: bytes, message: Message) -> None:
         if peer in node.links:
-            node.sent_bytes += len(_encode(message)) + HEADER_BYTES
+            if message is not self._weighed:  # the same one often goes to several
+                self._weighed, self._weight = message, len(_encode(message)) + HEADER_BYTES
+            node.sent_bytes += self._weight
             node.sent_messages += 1
             self._later(LATENCY_S, self._deliver, node, node.run, self.nodes[peer], message)
 
     def _deliver(self, sender: SimulatedNode, run: int, node: SimulatedNode, message: SwarmMessage) -> None:
-        if not self._can_reach(sender, node) or sender.run != run:
+        if sender.run != run or not self._can_reach(sender, node):
             return
         if node.membership is None or sender.id not in node.links:
             self._later(LATENCY_S, self._cut_off, sender, node.id)
@@ -246,13 +250,13 @@ class SimulatedSwarm:
     def _cut_off(self, node: SimulatedNode, peer: bytes) -> None:
         """The link is found to be gone."""
         if peer in node.links and self._can_reach(node, self.nodes[peer]):
-            node.links.discard(peer)
+            node.links.pop(peer, None)
             if node.membership is not None:
                 self._apply(node, node.membership.link_lost(peer, "connection lost", self.now_s))
 
     def _drop(self, node: SimulatedNode, peer: bytes) -> None:
         if peer in node.links:
-            node.links.discard(peer)
+            node.links.pop(peer, None)
             self._later(LATENCY_S, self._cut_off, self.nodes[peer], node.id)
             if node.membership is not None:
                 self._apply(node, node.membership.link_lost(peer, "dropped", self.now_s))
@@ -270,11 +274,10 @@ class SimulatedSwarm:
             return self._dial_failed(node, run, dial, "turned away" if target.is_up else "nobody is there")
         if node.run == run and node.membership is not None:
             if node.id in target.links and target.membership is not None:  # an older link of a former life
-                target.links.discard(node.id)
+                target.links.pop(node.id, None)
                 if target.id not in node.links:
                     self._apply(target, target.membership.link_lost(node.id, "connection lost", self.now_s))
-            node.links.add(target.id)
-            target.links.add(node.id)
+            node.links[target.id] = target.links[node.id] = None
             self._apply(node, node.membership.dialled(dial, target.id, self.now_s))
         return None
 

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from potluck.identity.signed import Signed
+from potluck.swarm.adverts import advert_key
 from potluck.swarm.events import Dial, Drop
 from potluck.swarm.liveness import PING_ATTEMPTS
-from potluck.swarm.records import advert_key
 from potluck.wire.messages import (
     Buckets,
     Digests,
@@ -152,14 +152,14 @@ def test_switching_off_says_goodbye() -> None:
     assert ME.node_id not in node.view(NOW + 0.1)
 
 
-def test_an_unchanged_advert_is_renewed_in_half_its_life_and_not_before() -> None:
+def test_an_unchanged_advert_is_renewed_after_two_thirds_of_its_life_and_not_before() -> None:
     node = gossip(ME, People(ME, ONE), NOW)
     node.publish(advert(ME), NOW)
     versions = []
-    for second in range(1, 62):
+    for second in range(1, 82):
         node.tick(NOW + second)
         versions.append(node.advert(ME.node_id).version)
-    assert versions[50] == 1
+    assert versions[70] == 1
     assert versions[-1] == 2
 
 
@@ -245,11 +245,41 @@ def test_nobody_is_lost_by_anothers_word() -> None:
     assert TWO.node_id in node.view(NOW + 11)
 
 
-def test_a_report_is_passed_on_once() -> None:
-    node, _ = hearing(signed(ONE), signed(TWO))
+def test_a_report_is_passed_on_once_and_not_to_whom_it_came_from() -> None:
+    node, _ = hearing(signed(ONE), signed(TWO), members=(ME, ONE, TWO, THREE))
+    node.link_up(THREE.node_id, NOW)
     first = node.on_message(ONE.node_id, Suspicion(TWO.node_id, 1, 1), NOW + 1)
     again = node.on_message(ONE.node_id, Suspicion(TWO.node_id, 1, 1), NOW + 2)
-    assert (len(sent(first, Suspicion)), len(sent(again, Suspicion))) == (1, 0)
+    assert (len(sent(first, Suspicion, THREE.node_id)), len(sent(first, Suspicion))) == (1, 1)
+    assert not sent(again, Suspicion)
+
+
+def test_who_finds_a_report_true_tells_those_who_may_not_know_it() -> None:
+    node, _ = hearing(signed(TWO), members=(ME, ONE, TWO, *KEYS[3:]))
+    others = [key.node_id for key in (ONE, *KEYS[3:])]
+    for other in others:
+        node.link_up(other, NOW)
+    heard = node.on_message(ONE.node_id, Suspicion(TWO.node_id, 1, 1), NOW + 1)
+    found = node.unreachable(TWO.node_id, NOW + 2, NOW + 2, "refused")
+    told = [effect.node for outcome in (heard, found) for effect in outcome.effects if effect.node != TWO.node_id]
+    assert sorted(told) == sorted(set(others) - {ONE.node_id})
+
+
+def test_a_report_of_a_later_statement_than_the_one_that_is_known_is_looked_into() -> None:
+    """Its advert may come a moment later, from somebody who has not heard the report."""
+    node, _ = hearing(signed(ONE), signed(TWO, 1, 1))
+    node.on_message(ONE.node_id, Suspicion(TWO.node_id, 1, 2), NOW + 1)
+    node.on_message(ONE.node_id, records(signed(TWO, 1, 2)), NOW + 1.01)
+    told = [effect for quarter in range(1, 9) for effect in node.tick(NOW + 1 + quarter / 4).effects]
+    assert Dial(TWO.node_id, advert(TWO).addresses) in told
+
+
+def test_an_advert_of_a_node_that_was_reported_before_it_was_known_is_looked_into() -> None:
+    node, _ = hearing(signed(ONE))
+    node.on_message(ONE.node_id, Suspicion(TWO.node_id, 1, 2), NOW + 1)
+    node.on_message(ONE.node_id, records(signed(TWO, 1, 2)), NOW + 1.01)
+    told = [effect for quarter in range(1, 9) for effect in node.tick(NOW + 1 + quarter / 4).effects]
+    assert Dial(TWO.node_id, advert(TWO).addresses) in told
 
 
 def test_a_node_that_hears_of_its_own_death_speaks_up() -> None:

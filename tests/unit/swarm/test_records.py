@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from potluck.identity.signed import Signed
 from potluck.swarm import exchange
-from potluck.swarm.adverts import Advert, ReadAdvert
-from potluck.swarm.records import Entry, RecordStore, advert_key, entry_of, parse_digests
+from potluck.swarm.adverts import Advert, ReadAdvert, advert_key
+from potluck.swarm.records import Entry, RecordStore, entry_of, parse_digests
 from potluck.wire.messages import Buckets, Digests, Summary
 
 STATEMENTS = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 4)), max_size=60)
@@ -16,7 +16,11 @@ def entry(number: int, version: int) -> Entry:
     """Unsigned: the store does not ask."""
     told = Advert(node=number.to_bytes(32, "big"), incarnation=1, version=version)
     record = Signed("advert", bytes([version]), told.node, bytes(64))
-    return entry_of(record, 0.0, ReadAdvert(told, hash((number, version)) & (1 << 64) - 1, number))
+    return entry_of(
+        record,
+        0.0,
+        ReadAdvert(told, advert_key(told.node), told.stamp, hash((number, version)) & (1 << 64) - 1, number),
+    )
 
 
 def store_of(statements: list[tuple[int, int]]) -> RecordStore:
@@ -57,7 +61,7 @@ def synchronise(left: RecordStore, right: RecordStore) -> int:
     digests, _ = exchange.answer_buckets(left, answer)
     assert isinstance(digests, Digests)
     listed = list(parse_digests(digests.entries))
-    wanted = [each.key for each in listed if exchange.is_news(right.get(each.key), each, None)]
+    wanted = [each.key for each in listed if exchange.is_news(right.get(each.key), each.stamp, each.check, None)]
     for given_ in exchange.lacking(right, digests.buckets, listed):
         held = left.get(given_.key)
         if held is None or held.stamp < given_.stamp:
@@ -89,7 +93,7 @@ def test_only_what_is_due_expires() -> None:
     store = RecordStore()
     told = Advert(node=bytes(32), lifetime_s=10)
     record = Signed("advert", b"", told.node, bytes(64))
-    store.put(entry_of(record, 5.0, ReadAdvert(told, 1, 1)))
+    store.put(entry_of(record, 5.0, ReadAdvert(told, advert_key(told.node), told.stamp, 1, 1)))
     store.put(entry_of(Signed("member", b"", bytes(32), bytes(64)), 5.0, None))
     assert store.expire(14.9) == []
     assert [gone.key for gone in store.expire(15.0)] == [advert_key(bytes(32))]
