@@ -462,8 +462,8 @@ def test_a_node_with_too_many_links_loses_its_oldest_and_nobody_else_does(
             await recorder.until_count(1)
         for each in [link, *links[2:]]:
             each.close()
-        while listener._links:
-            await asyncio.sleep(0.005)
+        await handler.until(lambda recorder: len(recorder.lost) == 7)
+        assert not listener._links
         listener.close()
 
     monkeypatch.setattr("potluck.net.tcp.MAX_LINKS_OF_ONE_NODE", 4)
