@@ -45,6 +45,7 @@ class ShardSession:
     cuts: int = 0  # how often it was cut back; what was computed before the last time is void
     credits: int = 0
     held_token: Waiting | None = None  # chosen, and waiting for the ring's credit
+    input_row_bytes: int = 4  # of one position, as it enters
 
     def __post_init__(self) -> None:
         # How activations travel; None where tokens enter, or only tokens leave.
