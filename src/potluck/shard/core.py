@@ -227,6 +227,7 @@ class ShardCore:
         session = ShardSession.of(message, sender)
         if self._parked.resumable(message, sender):
             session.resumes, session.resumed = message.resumes, message.resumed
+        session.input_row_bytes = self._size(session.input_codec, 1)
         self._sessions[session.id] = session
         if self._is_loaded:
             self._open_in_worker(session)
@@ -269,7 +270,11 @@ class ShardCore:
             self.counters["refused_step"] += 1
             self._fault(session, "bad_request", problem, sender)
             return
-        self._accept(session, Waiting(step, body, now_s))
+        session.length_in += step.count
+        session.waiting.append(Waiting(step, body, now_s))
+        if not session.is_running:
+            self._ready[session.id] = None
+        self._run_batch()
 
     def _step_problem(self, session: ShardSession, step: Step, body: bytes) -> str | None:
         if session.phase is not Phase.ACTIVE:
@@ -282,9 +287,8 @@ class ShardCore:
             return f"activations for layer {step.layer}, expected {session.stage.start}"
         if step.codec != session.input_codec:
             return f"codec {step.codec}, expected {session.input_codec}"
-        expected_bytes = self._size(step.codec, step.count)
-        if len(body) != expected_bytes:
-            return f"{len(body)} bytes for {step.count} positions, expected {expected_bytes}"
+        if len(body) != step.count * session.input_row_bytes:
+            return f"{len(body)} bytes for {step.count} positions, expected {step.count * session.input_row_bytes}"
         if len(session.waiting) >= self.settings.max_waiting:
             return f"more than {self.settings.max_waiting} steps are waiting"
         return None
@@ -292,19 +296,12 @@ class ShardCore:
     def _size(self, codec: str | None, count: int) -> int:
         return 4 * count if codec is None else self._row_bytes(codec, count, self.settings.hidden_size)
 
-    def _accept(self, session: ShardSession, waiting: Waiting) -> None:
-        session.length_in += waiting.step.count
-        session.waiting.append(waiting)
-        if not session.is_running:
-            self._ready[session.id] = None
-        self._run_batch()
-
     def _run_batch(self) -> None:
         """One batch at a time: waiting for more would idle the shards in turn, and taking all would make them work in turn."""
         if self._batches or not self._ready or not self._is_loaded:
             return None
         if len(self._ready) == 1:
-            return self._send_batch([self._sessions[session_id] for session_id in self._ready])
+            return self._send_batch([self._sessions[next(iter(self._ready))]])
         most = self._most_decodes()
         tokens, decodes = 0, 0
         chosen: list[ShardSession] = []

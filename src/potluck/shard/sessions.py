@@ -47,6 +47,7 @@ class ShardSession:
     held_token: Waiting | None = None  # chosen, and waiting for the ring's credit
     resumes: bytes | None = None  # a parked session that it begins with …
     resumed: int = 0  # … and how much of it
+    input_row_bytes: int = 4  # of one position, as it enters
 
     def __post_init__(self) -> None:
         # How activations travel; None where tokens enter, or only tokens leave.

@@ -69,7 +69,7 @@ def test_rows() -> None:
         "0.80",
         "≥ 1.0",
         "no",
-        "engine was there first; rounds of one thread spread by ±0.0%",
+        "engine was there first; ±0.0% over 1 pairs of rounds",
     )
 
 
