@@ -13,7 +13,7 @@ from potluck.cli.api_options import ApiOptions
 from potluck.cli.chat_params import api_params, limit_pipelines
 from potluck.cli.console import make_progress, notice, print_json
 from potluck.cli.models import open_store
-from potluck.core.errors import BadRequest, ExperimentalDisabled, PeerRefused, PotluckError
+from potluck.core.errors import BadRequest, PeerRefused, PotluckError
 
 if TYPE_CHECKING:
     from potluck.gateway.server import GatewayServer
@@ -52,10 +52,11 @@ class SwarmOptions:
 
 
 async def run_swarm_node(options: SwarmOptions, invite: "Invite | None" = None) -> None:
+    from potluck.node.configuration_file import require_enabled
     from potluck.node.identity_file import own_key, own_run_file
 
     began_s = time.monotonic()
-    _require_enabled()
+    require_enabled()
     if len(options.name) > _MOST_NAME_CHARACTERS:
         raise BadRequest(f"--name has at most {_MOST_NAME_CHARACTERS} characters")
     with own_run_file().held():  # before anything is founded or redeemed: two nodes of one home would be one twice
@@ -65,14 +66,6 @@ async def run_swarm_node(options: SwarmOptions, invite: "Invite | None" = None) 
         else:
             keeper = _own_swarm(key, store, options)
         await _Session(options, key, keeper, store, began_s).run()
-
-
-def _require_enabled() -> None:
-    """Typing the command switches this machine on, unless its owner wrote down that it stays off."""
-    from potluck.node.configuration_file import configuration_path, configured_keys, read_configuration
-
-    if not read_configuration().enabled and "enabled" in configured_keys():
-        raise ExperimentalDisabled(f"{configuration_path()} says enabled = false; change it, or take the line out")
 
 
 def _own_swarm(key: "NodeKey", store: "ModelStore", options: SwarmOptions) -> "SwarmKeeper":

@@ -130,10 +130,12 @@ def _require_loopback(address: str, is_open: bool) -> None:
 async def _serve(options: UpOptions) -> None:
     from potluck.net.link import admit_anyone
     from potluck.net.tls import TlsTransport
+    from potluck.node.configuration_file import require_enabled
     from potluck.node.identity_file import own_key
     from potluck.node.node import Node
     from potluck.telemetry.page import MetricsPage
 
+    require_enabled()
     key = own_key()
     node = Node(key, TlsTransport(key, admit_anyone))
     stopped = asyncio.Event()
