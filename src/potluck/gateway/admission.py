@@ -23,7 +23,7 @@ class Tier(enum.Enum):
 
 
 class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    max_concurrent_requests: int = 8
+    max_concurrent_requests: int = 8  # so that twice as many fit into the 16 streams of a shard
     max_waiting: int = 128
     max_waiting_per_client: int = 64
     patience_s: float = 60.0  # for a turn; then 503
