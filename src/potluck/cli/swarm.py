@@ -16,6 +16,7 @@ from potluck.cli.node_options import (
     MaxLayersOption,
     MemoryOption,
     NameOption,
+    OwnLayersOption,
     ServeOption,
     StreamsOption,
     ThreadsOption,
@@ -42,6 +43,7 @@ def join(
     serve: ServeOption = True,
     chaos: ChaosOption = False,
     device: DeviceOption = "cpu",
+    own_layers: OwnLayersOption = None,
     api: ApiOption = None,
     allow_host: AllowHostOption = None,
     allow_origin: AllowOriginOption = None,
@@ -53,7 +55,7 @@ def join(
 
     options = SwarmOptions(
         None, None, max_layers, memory, listen, threads, streams, name, tuple(interface or ()), discovery, serve, chaos,
-        device, api_options(api, allow_host, allow_origin), as_json,
+        device, api_options(api, allow_host, allow_origin), as_json, own_layers,
     )  # fmt: skip
     run(run_swarm_node(options, decode_invite(invite)))
 

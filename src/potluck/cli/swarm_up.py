@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from potluck.cli.api_options import ApiOptions
-from potluck.cli.chat_params import api_params, limit_pipelines
+from potluck.cli.chat_params import api_params, limit_pipelines, own_layers_of
 from potluck.cli.console import make_progress, notice, print_json
 from potluck.cli.models import open_store
 from potluck.core.errors import BadRequest, PeerRefused, PotluckError
@@ -49,6 +49,7 @@ class SwarmOptions:
     device: str
     api: ApiOptions | None
     as_json: bool
+    own_layers: str | None = None  # of every answer that this node's API gives
 
 
 async def run_swarm_node(options: SwarmOptions, invite: "Invite | None" = None) -> None:
@@ -247,7 +248,8 @@ class _Session:
         needs_key = not is_loopback(parse_address(api.address)[0])
         administration = NodeAdministration(swarm, "", needs_key, self._options.has_chaos, self._stopped.set)
         # In a swarm somebody else loads what was lost, and that takes its time: the stream stays open meanwhile.
-        answering = NodeAnswering(swarm.node, api_params(_HOLDER_WAIT_S))
+        own = own_layers_of(self._options.own_layers, self._store, self._options.threads)
+        answering = NodeAnswering(swarm.node, api_params(_HOLDER_WAIT_S), own)
         settings = limit_pipelines(swarm.node.orchestrator, gateway_settings(api))
         gateway = GatewayServer(answering, settings, lambda app: add_administration(app, administration))
         return await self._serve_api(gateway, administration, api)

@@ -17,7 +17,7 @@ from potluck.cli.api_options import (
     gateway_settings,
 )
 from potluck.cli.ask import find_model
-from potluck.cli.chat_params import api_params, limit_pipelines
+from potluck.cli.chat_params import api_params, limit_pipelines, own_layers_of
 from potluck.cli.console import JsonOption, notice, print_json
 from potluck.cli.models import open_store
 from potluck.cli.node_options import (
@@ -29,6 +29,7 @@ from potluck.cli.node_options import (
     MaxLayersOption,
     MemoryOption,
     NameOption,
+    OwnLayersOption,
     ServeOption,
     StreamsOption,
     ThreadsOption,
@@ -59,6 +60,7 @@ class UpOptions:
     serves: bool
     api: ApiOptions | None
     as_json: bool
+    own_layers: str | None = None
 
 
 def up(
@@ -78,6 +80,7 @@ def up(
     serve: ServeOption = True,
     chaos: ChaosOption = False,
     device: DeviceOption = "cpu",
+    own_layers: OwnLayersOption = None,
     spare: Annotated[bool, typer.Option("--spare", help="With --layers: be used only where others fail.")] = False,
     metrics: Annotated[str | None, typer.Option("--metrics", help="With --layers: a Prometheus page.")] = None,
     via: Annotated[str | None, typer.Option("--via", help="ADDR,ADDR,…: use these nodes, without a swarm.")] = None,
@@ -101,7 +104,7 @@ def up(
             raise BadRequest("--spare and --metrics go with --layers and explicit addresses; a swarm sees to both")
         swarm_options = SwarmOptions(
             model, layers, max_layers, memory, listen, threads, streams, name, tuple(interface or ()), discovery, serve, chaos,
-            device, chosen, as_json,
+            device, chosen, as_json, own_layers,
         )  # fmt: skip
         return run(run_swarm_node(swarm_options))
     if not serve and (chosen is None or not others):
@@ -111,7 +114,21 @@ def up(
         _require_loopback(address, open_to_all)
     return run(
         _serve(
-            UpOptions(model, layers, address, threads, streams, device, spare, metrics, others, serve, chosen, as_json)
+            UpOptions(
+                model,
+                layers,
+                address,
+                threads,
+                streams,
+                device,
+                spare,
+                metrics,
+                others,
+                serve,
+                chosen,
+                as_json,
+                own_layers,
+            )
         )
     )
 
@@ -155,7 +172,7 @@ async def _serve(options: UpOptions) -> None:
         gc.collect()
         gc.freeze()
         address = await node.listen(options.listen) if shard is not None else None
-        gateway = await _start_api(node, options.api) if options.api is not None else None
+        gateway = await _start_api(node, options.api, options) if options.api is not None else None
         _announce(node, shard, address, gateway, options.as_json)
         await stopped.wait()
     finally:
@@ -198,12 +215,13 @@ async def _loaded(shard: "ShardServer", stopped: asyncio.Event) -> bool:
     return True
 
 
-async def _start_api(node: "Node", api: ApiOptions) -> "GatewayServer | None":
+async def _start_api(node: "Node", api: ApiOptions, options: UpOptions) -> "GatewayServer | None":
     from potluck.node.answering import NodeAnswering, start_gateway
 
     settings = limit_pipelines(node.orchestrator, gateway_settings(api))
     try:
-        gateway = await start_gateway(node, NodeAnswering(node, api_params(_HOLDER_WAIT_S)), settings)
+        own = own_layers_of(options.own_layers, open_store(), options.threads)
+        gateway = await start_gateway(node, NodeAnswering(node, api_params(_HOLDER_WAIT_S), own), settings)
     except OSError as error:
         if api.is_chosen:
             raise

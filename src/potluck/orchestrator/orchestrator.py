@@ -30,7 +30,7 @@ from potluck.orchestrator.tracing import GenerationTrace, Traces
 from potluck.orchestrator.watching import StageTimings, Watched
 from potluck.planner.costs import Links
 from potluck.planner.cover import Candidate, Placed, check_tiling, cover_around
-from potluck.planner.route import RouteRules, are_held, quickest_around, quickest_replacements
+from potluck.planner.route import RouteRules, are_held, between_own, quickest_around, quickest_replacements
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
@@ -366,6 +366,8 @@ class PipelineOrchestrator:
             # Where others have failed too often it is this node's turn.
             is_own_turn = allows_local and params.fallback_to_local
             offered = self._candidates(request, is_own_turn, "first" if is_own_turn else "last")
+            if params.own_layers:
+                offered = between_own(offered, [Placed(self._node, "", stage) for stage in params.own_layers])
             reachable = [candidate for candidate in offered if self._is_reachable(candidate.node)]
             rules = self._rules(request, params)
             return quickest_replacements(kept, reachable, excluded, request.layer_count, rules)
