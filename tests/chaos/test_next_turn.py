@@ -6,8 +6,6 @@ import msgspec
 
 from potluck.orchestrator.generation import Generation
 from potluck.orchestrator.recovery import HeadStage
-from potluck.shard.core import ShardCore
-from potluck.shard.sessions import ShardSession
 from potluck.testing.simulated_turns import run_many_turns, run_turns
 from potluck.testing.simulation import Parts
 from potluck.wire.messages import Opened, Rewired
@@ -38,12 +36,3 @@ def problems_of(parts: Parts) -> int:
 
 def test_a_head_that_does_not_look_what_is_left_does_not_get_through() -> None:
     assert problems_of(Parts(generation=BelievesThatAllIsThere)) > 0
-
-
-def test_a_shard_that_miscounts_what_it_kept_does_not_get_through() -> None:
-    class Miscounts(ShardCore):
-        def _activate(self, session: ShardSession, length: int) -> None:
-            super()._activate(session, length)
-            session.length_in -= min(1, length)
-
-    assert problems_of(Parts(core=Miscounts)) > 0

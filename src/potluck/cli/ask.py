@@ -39,6 +39,14 @@ def ask(
             "--own-layers", help="With --via, what this machine computes itself: 0-4, 25-output, 0-4,25-output."
         ),
     ] = None,
+    prefill_chunk: Annotated[
+        int | None,
+        typer.Option("--dist-prefill-chunk", min=1, max=4096, help="With --via: tokens of the prompt at a time (128)."),
+    ] = None,
+    prefill_window: Annotated[
+        int | None,
+        typer.Option("--dist-prefill-window", min=1, max=64, help="With --via: chunks that may be on their way (4)."),
+    ] = None,
     here: Annotated[bool, typer.Option("--here", help="On this machine alone, even where its node runs.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -51,7 +59,18 @@ def ask(
 
         return ask_via(
             RemoteQuestion(
-                via.split(","), model, messages, params, max_tokens, ring, codec, as_json, own_layers, threads
+                via.split(","),
+                model,
+                messages,
+                params,
+                max_tokens,
+                ring,
+                codec,
+                as_json,
+                own_layers,
+                threads,
+                prefill_chunk,
+                prefill_window,
             )
         )
     if own_layers is not None:

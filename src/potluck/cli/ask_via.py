@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from potluck.node.node import Node
     from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover
     from potluck.orchestrator.orchestrator import DistributedChatParams
+    from potluck.orchestrator.request import GenerationSettings
     from potluck.wire.messages import Codec, Stage
 
 CODECS = ("fp32", "fp16", "int8")
@@ -30,11 +31,26 @@ class RemoteQuestion:
     as_json: bool
     own_layers: str | None = None  # `0-4,25-output`: what this machine computes itself
     threads: int | None = None
+    prefill_chunk: int | None = None
+    prefill_window: int | None = None
+
+    def generation_settings(self, stall_timeout_s: float) -> "GenerationSettings":
+        from potluck.orchestrator.request import GenerationSettings
+
+        usual = GenerationSettings()
+        return GenerationSettings(
+            uses_ring=self.uses_ring,
+            stall_timeout_s=stall_timeout_s,
+            prefill_chunk=self.prefill_chunk or usual.prefill_chunk,
+            prefill_window=self.prefill_window or usual.prefill_window,
+        )
 
 
 def ask_via(question: RemoteQuestion) -> None:
     from potluck.net.loop import run
+    from potluck.node.configuration_file import require_enabled
 
+    require_enabled()
     if question.codec is not None and question.codec not in CODECS:
         raise BadRequest(f"--activation-dtype must be one of {', '.join(CODECS)}, not {question.codec}")
     run(_ask(question))
@@ -73,15 +89,12 @@ async def _answer(model: "RemoteModel", question: RemoteQuestion, node: "Node") 
 
 def _chat_params(question: RemoteQuestion, node: "Node", own_layers: "tuple[Stage, ...]") -> "DistributedChatParams":
     from potluck.node.configuration_file import read_configuration
-    from potluck.orchestrator.generation import GenerationSettings
     from potluck.orchestrator.orchestrator import DistributedChatParams
 
     settings = read_configuration()
     node.orchestrator.max_concurrent_pipelines = settings.max_concurrent_pipelines
     return DistributedChatParams(
-        settings=GenerationSettings(
-            uses_ring=question.uses_ring, stall_timeout_s=settings.shard_health_timeout_seconds
-        ),
+        settings=question.generation_settings(settings.shard_health_timeout_seconds),
         fallback_to_local=settings.fallback_to_local,
         max_shards_per_request=settings.max_shards_per_request,
         own_layers=own_layers,

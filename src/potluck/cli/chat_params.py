@@ -4,7 +4,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from potluck.gateway.server import GatewaySettings
+    from potluck.node.answering import OwnLayers
     from potluck.orchestrator.orchestrator import DistributedChatParams, PipelineOrchestrator
+    from potluck.weights.store import ModelStore
 
 
 def api_params(holder_wait_s: float) -> "DistributedChatParams":
@@ -23,6 +25,13 @@ def api_params(holder_wait_s: float) -> "DistributedChatParams":
         max_shards_per_request=configuration.max_shards_per_request,
         activation_dtype=configuration.activation_dtype,
     )
+
+
+def own_layers_of(text: str | None, store: "ModelStore", threads: int) -> "OwnLayers | None":
+    from potluck.node.answering import OwnLayers
+    from potluck.node.serving import ServingSettings
+
+    return None if text is None else OwnLayers(text, store, ServingSettings(threads=threads))
 
 
 def limit_pipelines(orchestrator: "PipelineOrchestrator", settings: "GatewaySettings") -> "GatewaySettings":

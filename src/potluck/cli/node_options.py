@@ -14,6 +14,13 @@ InterfaceOption = Annotated[list[str] | None, typer.Option("--interface", help="
 DiscoveryOption = Annotated[bool, typer.Option(help="Find neighbours by mDNS.")]
 ServeOption = Annotated[bool, typer.Option(help="Hold layers; without, only ask and serve the API.")]
 ChaosOption = Annotated[bool, typer.Option("--chaos", help="Let the page's chaos button kill this node's worker.")]
+OwnLayersOption = Annotated[
+    str | None,
+    typer.Option(
+        "--own-layers",
+        help="Computed here in every answer of this API: embedding,output or 0-4,25-output; keeps words at home.",
+    ),
+]
 DeviceOption = Annotated[str, typer.Option("--device", help="What computes: cpu, cuda or cuda:N.")]
 BatchInvariantOption = Annotated[
     bool,

@@ -17,6 +17,7 @@ from potluck.cli.node_options import (
     MaxLayersOption,
     MemoryOption,
     NameOption,
+    OwnLayersOption,
     ServeOption,
     StreamsOption,
     ThreadsOption,
@@ -44,6 +45,7 @@ def join(
     chaos: ChaosOption = False,
     device: DeviceOption = "cpu",
     batch_invariant: BatchInvariantOption = False,
+    own_layers: OwnLayersOption = None,
     api: ApiOption = None,
     allow_host: AllowHostOption = None,
     allow_origin: AllowOriginOption = None,
@@ -55,7 +57,7 @@ def join(
 
     options = SwarmOptions(
         None, None, max_layers, memory, listen, threads, streams, name, tuple(interface or ()), discovery, serve, chaos,
-        device, batch_invariant, api_options(api, allow_host, allow_origin), as_json,
+        device, batch_invariant, api_options(api, allow_host, allow_origin), as_json, own_layers,
     )  # fmt: skip
     run(run_swarm_node(options, decode_invite(invite)))
 

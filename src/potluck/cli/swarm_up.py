@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from potluck.cli.api_options import ApiOptions
-from potluck.cli.chat_params import api_params, limit_pipelines
+from potluck.cli.chat_params import api_params, limit_pipelines, own_layers_of
 from potluck.cli.console import make_progress, notice, print_json
 from potluck.cli.models import open_store
-from potluck.core.errors import BadRequest, ExperimentalDisabled, PeerRefused, PotluckError
+from potluck.core.errors import BadRequest, PeerRefused, PotluckError
 
 if TYPE_CHECKING:
     from potluck.core.device_facts import DeviceFacts
@@ -52,13 +52,15 @@ class SwarmOptions:
     is_batch_invariant: bool
     api: ApiOptions | None
     as_json: bool
+    own_layers: str | None = None  # of every answer that this node's API gives
 
 
 async def run_swarm_node(options: SwarmOptions, invite: "Invite | None" = None) -> None:
+    from potluck.node.configuration_file import require_enabled
     from potluck.node.identity_file import own_key, own_run_file
 
     began_s = time.monotonic()
-    _require_enabled()
+    require_enabled()
     if len(options.name) > _MOST_NAME_CHARACTERS:
         raise BadRequest(f"--name has at most {_MOST_NAME_CHARACTERS} characters")
     with own_run_file().held():  # before anything is founded or redeemed: two nodes of one home would be one twice
@@ -68,14 +70,6 @@ async def run_swarm_node(options: SwarmOptions, invite: "Invite | None" = None) 
         else:
             keeper = _own_swarm(key, store, options)
         await _Session(options, key, keeper, store, began_s).run()
-
-
-def _require_enabled() -> None:
-    """Typing the command switches this machine on, unless its owner wrote down that it stays off."""
-    from potluck.node.configuration_file import configuration_path, configured_keys, read_configuration
-
-    if not read_configuration().enabled and "enabled" in configured_keys():
-        raise ExperimentalDisabled(f"{configuration_path()} says enabled = false; change it, or take the line out")
 
 
 def _own_swarm(key: "NodeKey", store: "ModelStore", options: SwarmOptions) -> "SwarmKeeper":
@@ -274,7 +268,8 @@ class _Session:
         needs_key = not is_loopback(parse_address(api.address)[0])
         administration = NodeAdministration(swarm, "", needs_key, self._options.has_chaos, self._stopped.set)
         # In a swarm somebody else loads what was lost, and that takes its time: the stream stays open meanwhile.
-        answering = NodeAnswering(swarm.node, api_params(_HOLDER_WAIT_S))
+        own = own_layers_of(self._options.own_layers, self._store, self._options.threads)
+        answering = NodeAnswering(swarm.node, api_params(_HOLDER_WAIT_S), own)
         settings = limit_pipelines(swarm.node.orchestrator, gateway_settings(api))
         gateway = GatewayServer(answering, settings, lambda app: add_administration(app, administration))
         return await self._serve_api(gateway, administration, api)

@@ -18,7 +18,7 @@ from potluck.cli.api_options import (
     started,
 )
 from potluck.cli.ask import find_model
-from potluck.cli.chat_params import api_params, limit_pipelines
+from potluck.cli.chat_params import api_params, limit_pipelines, own_layers_of
 from potluck.cli.console import JsonOption, notice, print_json
 from potluck.cli.models import open_store
 from potluck.cli.node_options import (
@@ -31,6 +31,7 @@ from potluck.cli.node_options import (
     MaxLayersOption,
     MemoryOption,
     NameOption,
+    OwnLayersOption,
     ServeOption,
     StreamsOption,
     ThreadsOption,
@@ -63,6 +64,7 @@ class UpOptions:
     serves: bool
     api: ApiOptions | None
     as_json: bool
+    own_layers: str | None = None
 
 
 def up(
@@ -83,6 +85,7 @@ def up(
     chaos: ChaosOption = False,
     device: DeviceOption = "cpu",
     batch_invariant: BatchInvariantOption = False,
+    own_layers: OwnLayersOption = None,
     spare: Annotated[bool, typer.Option("--spare", help="With --layers: be used only where others fail.")] = False,
     metrics: Annotated[str | None, typer.Option("--metrics", help="With --layers: a Prometheus page.")] = None,
     via: Annotated[str | None, typer.Option("--via", help="ADDR,ADDR,…: use these nodes, without a swarm.")] = None,
@@ -106,7 +109,7 @@ def up(
             raise BadRequest("--spare and --metrics go with --layers and explicit addresses; a swarm sees to both")
         swarm_options = SwarmOptions(
             model, layers, max_layers, memory, listen, threads, streams, name, tuple(interface or ()), discovery, serve, chaos,
-            device, batch_invariant, chosen, as_json,
+            device, batch_invariant, chosen, as_json, own_layers,
         )  # fmt: skip
         return run(run_swarm_node(swarm_options))
     if not serve and (chosen is None or not others):
@@ -115,7 +118,8 @@ def up(
     if serve:
         _require_loopback(address, open_to_all)
     options = UpOptions(
-        model, layers, address, threads, streams, device, batch_invariant, memory, spare, metrics, others, serve, chosen, as_json
+        model, layers, address, threads, streams, device, batch_invariant, memory, spare, metrics, others, serve, chosen,
+        as_json, own_layers,
     )  # fmt: skip
     return run(_serve(options))
 
@@ -134,10 +138,12 @@ def _require_loopback(address: str, is_open: bool) -> None:
 async def _serve(options: UpOptions) -> None:
     from potluck.net.link import admit_anyone
     from potluck.net.tls import TlsTransport
+    from potluck.node.configuration_file import require_enabled
     from potluck.node.identity_file import own_key
     from potluck.node.node import Node
     from potluck.telemetry.page import MetricsPage
 
+    require_enabled()
     key = own_key()
     node = Node(key, TlsTransport(key, admit_anyone))
     stopped = asyncio.Event()
@@ -157,7 +163,7 @@ async def _serve(options: UpOptions) -> None:
         gc.collect()
         gc.freeze()
         address = await node.listen(options.listen) if shard is not None else None
-        gateway = await _start_api(node, options.api) if options.api is not None else None
+        gateway = await _start_api(node, options.api, options) if options.api is not None else None
         _announce(node, shard, address, gateway, options.as_json)
         await stopped.wait()
     finally:
@@ -204,12 +210,13 @@ async def _loaded(shard: "ShardServer", stopped: asyncio.Event) -> bool:
     return True
 
 
-async def _start_api(node: "Node", api: ApiOptions) -> "GatewayServer | None":
+async def _start_api(node: "Node", api: ApiOptions, options: UpOptions) -> "GatewayServer | None":
     from potluck.gateway.server import GatewayServer
     from potluck.node.answering import NodeAnswering
 
     settings = limit_pipelines(node.orchestrator, gateway_settings(api))
-    gateway = GatewayServer(NodeAnswering(node, api_params(_HOLDER_WAIT_S)), settings)
+    own = own_layers_of(options.own_layers, open_store(), options.threads)
+    gateway = GatewayServer(NodeAnswering(node, api_params(_HOLDER_WAIT_S), own), settings)
     return gateway if await started(gateway, api) else None
 
 

@@ -23,22 +23,35 @@ class Variable(NamedTuple):
     default: str
 
 
+_HEADS, _ALL = "`up`, `join`", "`ask --via`, `up`, `join`"
 KEYS = (
-    Key("enabled", "Typing `potluck up` or `join` switches this machine on; `false` written here keeps it off.", "`up`, `join`"),
+    Key("enabled", "Typing `potluck up` or `join` switches this machine on; `false` written here keeps it off.", _ALL),
     Key("backend", "How a model is split: by layers.", _UNUSED),
-    Key("max_shards_per_request", "At most so many machines in one answer's pipeline (1 to 64).", "`ask --via`, `up`, `join`"),
+    Key("max_shards_per_request", "At most so many machines in one answer's pipeline (1 to 64).", _ALL),
     Key(
         "shard_health_timeout_seconds",
         "How long a pipeline may stand still before it is looked into; adverts hold four times as long (0.1 to 3600).",
-        "`ask --via`, `up`, `join`",
+        _ALL,
     ),
-    Key("fallback_to_local", "Whether this machine's own copy of a layer may step in.", "`ask --via`, `up`, `join`"),
-    Key("activation_dtype", "What travels between shards: `fp32`, `fp16`, `int8`; `auto` is `fp32`.", "`ask --via`"),
-    Key("allow_self_as_shard", "Whether the asking machine's own shards count as any other's; else they come last.", "`up`, `join`"),
-    Key("max_concurrent_pipelines", "Answers at once (1 to 1024); more are refused.", "`ask --via`"),
-    Key("host.serve_shards", "`false` written here: this machine only asks, as with `--no-serve`.", "`up`, `join`"),
-    Key("host.shard_eviction_idle_seconds", "After how long without work a session is dropped (1 to 10,000,000).", "`up`, `join`"),
-    Key("host.shard_max_vram_mb", "Most memory that shards take (weights and KV), in megabytes.", "`up`, `join`"),
+    Key("fallback_to_local", "Whether this machine's own copy of a layer may step in.", _ALL),
+    Key(
+        "activation_dtype",
+        "What travels between shards: `fp32`, `fp16`, `int8`; `auto`: `fp32`, but `fp16` over 20 ms of round trip.",
+        _ALL,
+    ),
+    Key("allow_self_as_shard", "Whether the asking machine's own shards count as any other's; else they come last.", _HEADS),
+    Key(
+        "max_concurrent_pipelines",
+        "Answers at once (1 to 1024); more are refused. Of an API only where it is written here; more wait in its queue.",
+        _ALL,
+    ),
+    Key("host.serve_shards", "`false` written here: this machine only asks, as with `--no-serve`.", _HEADS),
+    Key(
+        "host.shard_eviction_idle_seconds",
+        "Without work for so long, a shard gives its memory back until the next request, and drops what it kept of conversations.",
+        _HEADS,
+    ),
+    Key("host.shard_max_vram_mb", "Most memory that shards take (weights and KV), in megabytes.", _HEADS),
 )  # fmt: skip
 
 VARIABLES = (

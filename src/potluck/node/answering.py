@@ -1,5 +1,6 @@
 """What the gateway needs, from a node: every model that its shards and those of others cover, asked over the pipeline."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 
@@ -12,13 +13,15 @@ from potluck.core.sampling_params import SamplingParams
 from potluck.gateway.answering import Answer, ModelCard, OpenModel
 from potluck.node.asking import RemoteModel
 from potluck.node.node import Node
+from potluck.node.serving import ServingSettings
 from potluck.orchestrator.frames import StreamFrame
 from potluck.orchestrator.generation import GenerationRequest
 from potluck.orchestrator.orchestrator import DistributedChatParams, PipelineOrchestrator
 from potluck.planner.cover import Placed
 from potluck.text.chat_template import ChatTemplate
 from potluck.text.tokenizer import Tokenizer
-from potluck.wire.messages import ShardInfo
+from potluck.weights.store import ModelStore
+from potluck.wire.messages import ShardInfo, Stage
 
 
 class PipelineAnswer:
@@ -77,11 +80,22 @@ class PipelineModel:
         return PipelineAnswer(self._node.orchestrator, request, params)
 
 
-class NodeAnswering:
-    """All models on offer to a node. Text sides are fetched once per model and hash."""
+class OwnLayers(msgspec.Struct, frozen=True):
+    """What this node computes itself of every answer, as people write it (`embedding,output`, `0-4,25-output`), from its store."""
 
-    def __init__(self, node: Node, params: DistributedChatParams | None = None) -> None:
-        self._node, self._params = node, params or DistributedChatParams()
+    text: str
+    store: ModelStore
+    serving: ServingSettings
+
+
+class NodeAnswering:
+    """All models on offer to a node. Text sides are fetched, and its own layers loaded, once per model and hash."""
+
+    def __init__(
+        self, node: Node, params: DistributedChatParams | None = None, own_layers: OwnLayers | None = None
+    ) -> None:
+        self._node, self._params, self._own_layers = node, params or DistributedChatParams(), own_layers
+        self._opening = asyncio.Lock()
         self._opened: dict[tuple[str, str], PipelineModel] = {}
         self._seen: dict[tuple[str, str], int] = {}
 
@@ -105,8 +119,15 @@ class NodeAnswering:
         [*others, info] = [offer for offer in self._offers() if offer.model == wanted]
         if not others and (opened := self._opened.get(_key_of(info))) is not None:
             return opened
-        remote = await RemoteModel.find(self._node, wanted)  # raises WeightsMismatch where the offers differ
-        return self._remember(remote)
+        async with self._opening:  # so that nobody loads twice
+            remote = await RemoteModel.find(self._node, wanted)  # raises WeightsMismatch where the offers differ
+            opened = self._opened.get(_key_of(remote.info))
+            return opened if opened is not None else self._remember(remote, await self._own_stages(remote))
+
+    async def _own_stages(self, remote: RemoteModel) -> tuple[Stage, ...]:
+        """Raises what loading raises: where the ends are to stay at home, nothing is answered without them."""
+        own = self._own_layers
+        return () if own is None else await remote.serve_own_layers(own.text, own.store, own.serving)
 
     def _offers(self) -> list[ShardInfo]:
         return list(self._node.orchestrator.store.models().values())
@@ -118,13 +139,14 @@ class NodeAnswering:
         except PotluckError:
             return ModelCard(id=info.model, weights_sha256=info.weights_sha256, created=self._first_seen(info))
 
-    def _remember(self, remote: RemoteModel) -> PipelineModel:
+    def _remember(self, remote: RemoteModel, own: tuple[Stage, ...]) -> PipelineModel:
         info, facts = remote.info, remote.facts
         card = ModelCard(
             id=info.model, weights_sha256=info.weights_sha256, created=self._first_seen(info),
             context_length=facts.context_length, architecture=facts.architecture,
         )  # fmt: skip
-        return self._opened.setdefault(_key_of(info), PipelineModel(self._node, remote, card, self._params))
+        params = msgspec.structs.replace(self._params, own_layers=own)
+        return self._opened.setdefault(_key_of(info), PipelineModel(self._node, remote, card, params))
 
     def _first_seen(self, info: ShardInfo) -> int:
         return self._seen.setdefault(_key_of(info), int(time.time()))

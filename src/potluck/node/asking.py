@@ -134,7 +134,7 @@ class RemoteModel:
             model=self.info.model, weights_sha256=self.info.weights_sha256, arithmetic=self.info.arithmetic,
             layer_count=self.facts.layer_count, prompt=tuple(prompt), max_tokens=min(max_tokens, room), params=params.check(),
             eos=tuple(sorted(self.tokenizer.eos_ids)), boundaries=boundaries, vocabulary_size=self.facts.vocabulary_size,
-            grammar=grammar, prompt_logprobs=prompt_logprobs,
+            grammar=grammar, prompt_logprobs=prompt_logprobs, hidden_size=self.facts.hidden_size,
         )  # fmt: skip
 
     async def generate(

@@ -3,7 +3,7 @@
 import os
 
 from potluck.core.configuration import MAX_FILE_BYTES, DistributedSettings, named_keys, parse_configuration
-from potluck.core.errors import BadRequest
+from potluck.core.errors import BadRequest, ExperimentalDisabled
 from potluck.core.paths import locate_folders
 
 CONFIG_VARIABLE = "POTLUCK_CONFIG"
@@ -28,6 +28,12 @@ def configuration_bytes() -> bytes | None:
 def read_configuration() -> DistributedSettings:
     data = configuration_bytes()
     return DistributedSettings() if data is None else parse_configuration(data, configuration_path())
+
+
+def require_enabled() -> None:
+    """Typing a command switches this machine on, unless its owner wrote down that it stays off. Raises ExperimentalDisabled."""
+    if not read_configuration().enabled and "enabled" in configured_keys():
+        raise ExperimentalDisabled(f"{configuration_path()} says enabled = false; change it, or take the line out")
 
 
 def configured_keys() -> frozenset[str]:

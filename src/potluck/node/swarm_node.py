@@ -19,6 +19,7 @@ from potluck.identity.signed import Signed
 from potluck.net.addresses import format_address, parse_address
 from potluck.net.tls import TlsTransport
 from potluck.node.node import Node
+from potluck.node.placement import links_of
 from potluck.node.steward import Steward, StewardSettings
 from potluck.swarm.acceptance import Trust
 from potluck.swarm.adverts import Advert, LinkFigures
@@ -133,6 +134,7 @@ class SwarmNode:
         roster = self.keeper.roster
         served = frozenset(Served(m.subject, m.weights_sha256, a) for m in roster.models() for a in KNOWN_ARITHMETICS)
         self.view = view = seen.trusting(roster.may_serve, served)
+        self.node.orchestrator.measured_links = links_of(view)
         self.node.orchestrator.offer([(o.node, o.address, o.described, o.is_own) for o in view.offers()])
         self.steward.on_view(view)
         self._changed()

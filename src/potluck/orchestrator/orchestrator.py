@@ -4,6 +4,7 @@ The deciding is `generation.py`'s; here is what needs a loop. Every task has an 
 """
 
 import asyncio
+import itertools
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -29,13 +30,15 @@ from potluck.orchestrator.routing import ShardStore
 from potluck.orchestrator.tracing import GenerationTrace, Traces
 from potluck.orchestrator.watching import StageTimings, Watched
 from potluck.planner.alike import Replacer, pick_pipeline
+from potluck.planner.costs import Links
 from potluck.planner.cover import Candidate, Placed, check_tiling, cover_around
-from potluck.planner.route import RouteRules, are_held
+from potluck.planner.route import RouteRules, are_held, between_own
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
     Boundary,
     Close,
+    Codec,
     Describe,
     Described,
     Failed,
@@ -48,6 +51,7 @@ from potluck.wire.messages import (
 
 _ANSWER_TIMEOUT_S = 5.0
 _RETRY_S = 0.5
+_SLOW_HOP_S = 0.01  # one way: no LAN, so bytes are dear there
 
 
 class DistributedChatParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,9 +64,7 @@ class DistributedChatParams(msgspec.Struct, frozen=True, kw_only=True):
     own_arithmetic: int = ARITHMETIC_VERSION  # that it computes them by
     pipeline: tuple[Placed, ...] = ()  # exactly these stages, instead of a choice
     allow_self_as_shard: bool = False  # whether this node's own shards count as any other's
-    activation_dtype: Literal["auto", "fp32", "fp16", "int8"] = (
-        "auto"  # between stages, where a request names no boundaries
-    )
+    activation_dtype: Codec | Literal["auto"] = "auto"  # between stages, where a request names no boundaries
     label: str = ""  # what people see the request as
     on_timing: Callable[[StepTiming], None] | None = None  # told of every token's way round
     on_stages: Callable[[tuple[Placed, ...]], None] | None = None  # told who takes part, again after each change
@@ -141,6 +143,7 @@ class PipelineOrchestrator:
         self.health = ShardHealthTracker()  # by "<node>:<lo>-<hi>", as the frames name shards
         self._kept = KeptPipelines()
         self.max_concurrent_pipelines = most
+        self.measured_links: Links | None = None  # between nodes, as the swarm tells; None: nothing was measured
         self._node, self._links, self._send, self._metrics = node, links, send, metrics
         self._running: list[Running] = []
         self._started = 0
@@ -332,7 +335,7 @@ class PipelineOrchestrator:
         candidates = self._candidates(request, params.fallback_to_local, params.own_place)
         own = [Placed(self._node, "", stage, arithmetic=params.own_arithmetic) for stage in params.own_layers]
         reachable = [candidate for candidate in candidates if self._is_reachable(candidate.node)]
-        rules = RouteRules(max_shards=params.max_shards_per_request)
+        rules = self._rules(request, params)
         placed = pick_pipeline(reachable, own, request.layer_count, rules)
         placed = placed or pick_pipeline(candidates, own, request.layer_count, rules)
         if placed is None:
@@ -349,6 +352,12 @@ class PipelineOrchestrator:
         if len(cover) > max_shards:
             return ShardUnavailable(f"{len(cover)} shards would be needed; at most {max_shards} may be used")
         return ShardsFull(f"every holder of some layers of {request.model} has as many streams as it takes")
+
+    def _rules(self, request: GenerationRequest, params: DistributedChatParams) -> RouteRules:
+        return RouteRules(
+            max_shards=params.max_shards_per_request, own=self._node, allows_own_first=True, links=self.measured_links,
+            activation_bytes=4 * request.hidden_size,
+        )  # fmt: skip
 
     def _is_reachable(self, node: bytes) -> bool:
         return node == self._node or self._links.is_linked(node)
@@ -367,14 +376,16 @@ class PipelineOrchestrator:
             # Where others have failed too often it is this node's turn.
             is_own_turn = allows_local and params.fallback_to_local
             offered = self._candidates(request, is_own_turn, "first" if is_own_turn else "last")
+            if params.own_layers:
+                offered = between_own(offered, [Placed(self._node, "", stage) for stage in params.own_layers])
             reachable = [candidate for candidate in offered if self._is_reachable(candidate.node)]
-            rules = RouteRules(max_shards=params.max_shards_per_request)
+            rules = self._rules(request, params)
             return replacer.replacements(kept, reachable, excluded, request.layer_count, rules)
 
         resumption = self._resumption(request, params)
         if resumption is None:
             pipeline: Sequence[Placed] = self.pipeline_for(request, params)
-            request = _rounded(request, pipeline, params.activation_dtype)
+            request = _rounded(request, pipeline, params.activation_dtype, self.measured_links)
         else:
             pipeline = resumption.kept.stages
             request = msgspec.structs.replace(request, boundaries=resumption.kept.boundaries)
@@ -437,9 +448,19 @@ class PipelineOrchestrator:
             await asyncio.gather(self._retrying, return_exceptions=True)
 
 
-def _rounded(request: GenerationRequest, pipeline: Sequence[Placed], dtype: str) -> GenerationRequest:
-    """With a boundary wherever activations go over from one stage to the next; where they are exact none is needed."""
-    if request.boundaries or dtype not in ("fp16", "int8"):
+def _rounded(
+    request: GenerationRequest, pipeline: Sequence[Placed], dtype: Codec | Literal["auto"], links: Links | None
+) -> GenerationRequest:
+    """With a boundary wherever activations go over to another stage and are rounded there. `auto` does so on slow links only."""
+    if request.boundaries:
         return request
-    edges = tuple(Boundary(placed.stage.start, dtype) for placed in pipeline[1:])  # type: ignore[arg-type]
-    return msgspec.structs.replace(request, boundaries=edges)
+    edges = [(after.stage.start, _codec(before, after, dtype, links)) for before, after in itertools.pairwise(pipeline)]
+    lossy = tuple(Boundary(layer, codec) for layer, codec in edges if codec != "fp32")
+    return msgspec.structs.replace(request, boundaries=lossy)
+
+
+def _codec(before: Placed, after: Placed, dtype: Codec | Literal["auto"], links: Links | None) -> Codec:
+    if dtype != "auto":
+        return dtype
+    is_slow = links is not None and links.hop_s(before.node, after.node, 0) >= _SLOW_HOP_S
+    return "fp16" if is_slow else "fp32"

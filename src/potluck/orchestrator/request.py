@@ -50,6 +50,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary_size: int = 1 << 31  # a token past it is rubbish
     grammar: Grammar | None = None  # what the answer must spell
     prompt_logprobs: int | None = None  # alternatives to tell with each token of the prompt; None: nothing of that
+    hidden_size: int = 0  # of the model, for what an activation weighs on a link; 0: unknown
     owner: str = ""  # whose request it is: KV that was kept is for the same owner's next one alone
 
 

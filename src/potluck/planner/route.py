@@ -16,6 +16,7 @@ __all__ = [
     "Route",
     "RouteRules",
     "are_held",
+    "between_own",
     "quickest_around",
     "quickest_cover",
     "quickest_replacements",
@@ -131,6 +132,24 @@ def route_seconds(candidates: Sequence[Candidate], stages: Sequence[Placed], rul
         before = placed.node
     last = next((each for each in candidates if stages and each.node == stages[-1].node), None)
     return total + (leave_s(last, None, rules) if last is not None else 0.0)
+
+
+def between_own(candidates: Sequence[Candidate], own: Sequence[Placed]) -> list[Candidate]:
+    """One's own ends, and of what others offer only what lies between them: what is kept at home stays there."""
+    prefix = next((placed.stage for placed in own if placed.stage.has_embedding), None)
+    suffix = next((placed.stage for placed in own if placed.stage.has_output), None)
+    mine = {placed.node for placed in own}
+    found = [Candidate(placed.node, placed.address, placed.stage, is_local=True) for placed in own]
+    for each in candidates:
+        stage = Stage(
+            max(each.stage.start, prefix.stop) if prefix is not None else each.stage.start,
+            min(each.stage.stop, suffix.start) if suffix is not None else each.stage.stop,
+            each.stage.has_embedding and prefix is None,
+            each.stage.has_output and suffix is None,
+        )
+        if each.node not in mine and (stage.start < stage.stop or stage.has_output):
+            found.append(msgspec.structs.replace(each, stage=stage))
+    return found
 
 
 def are_held(stages: Sequence[Placed], candidates: Sequence[Candidate]) -> bool:

@@ -837,11 +837,22 @@ def test_an_old_stall_does_not_name_a_later_end() -> None:
 def test_ones_own_copy_is_used_after_fruitless_recoveries_or_where_nobody_else_is_left() -> None:
     bench = decoded(2, spares=())
     bench.local = [candidate((ord("H"), 0, 7))]
+    assert not bench.generation.fell_back
     bench.lose(2)
     assert bench.places == [(1, 0, 2), (ord("H"), 3, 5), (3, 6, 7)]
+    assert bench.generation.fell_back
     bench.answer_all()
     bench.result(7, 42)
     assert bench.frames[-1] == TokenDelta(42, 7)
+
+
+def test_a_coordinators_own_layers_are_no_fallback_when_another_shard_is_replaced() -> None:
+    bench = HeadBench(offers=((ord("H"), 0, 2), (2, 3, 5), (3, 6, 7)))
+    bench.run()
+    bench.prefill()
+    bench.lose(2)
+    assert bench.places == [(ord("H"), 0, 2), (12, 3, 5), (3, 6, 7)]
+    assert not bench.generation.fell_back
 
 
 # ---------------------------------------------------------------- the same text, whatever fails

@@ -8,19 +8,21 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
-from potluck.core.errors import BadRequest, ShardUnavailable
+from potluck.core.errors import BadRequest, ShardUnavailable, WeightsMismatch
 from potluck.core.sampling_params import SamplingParams
 from potluck.net.memory import MemoryNetwork
 from potluck.net.peers import PeerLinks
 from potluck.orchestrator.frames import Finished, StreamFrame, TokenDelta
 from potluck.orchestrator.generation import GenerationRequest, GenerationSettings
 from potluck.orchestrator.orchestrator import DistributedChatParams, PipelineOrchestrator
+from potluck.planner.costs import Link, Links
 from potluck.planner.cover import Placed
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
-from potluck.wire.messages import Close, Describe, Described, Failed, Open, Opened, Result, Stage, Step
+from potluck.wire.messages import Close, Describe, Described, Failed, Open, Opened, Result, ShardInfo, Stage, Step
 
 HEAD, SHARD, STRANGER = b"H" * 32, b"S" * 32, b"X" * 32
 WHOLE = (Placed(SHARD, "", Stage(0, 2, True, True)),)
@@ -222,3 +224,81 @@ def test_steps_go_out_with_the_prompt() -> None:
             assert (effect.node, effect.body) == (SHARD, b"\x01\0\0\0\x02\0\0\0")
 
     run(ask())
+
+
+# ---------------------------------------------------------------- which shards, and what travels between them
+
+NEAR, FAR, SECOND = b"N" * 32, b"F" * 32, b"2" * 32
+LAN = Link(0.001, 100e6)
+
+
+def offering(*shards: tuple[bytes, Stage]) -> Switchboard:
+    board = Switchboard()
+    for node, stage in shards:
+        info = ShardInfo("m", "a" * 64, 1, 2, stage, True, 4, 0, 0, 1000)
+        board.orchestrator.store.put(node, f"{node[:1].decode()}:1", Described(0, node, "1", (info,), 1, ()))
+    return board
+
+
+def links(**slow: float) -> Links:
+    """A LAN, apart from the links that are named, as `FN` for the one from F to N."""
+    pairs = {
+        (name[0].encode() * 32, name[1].encode() * 32): Link(round_trip_s, 1e6) for name, round_trip_s in slow.items()
+    }
+    return Links(LAN, pairs)
+
+
+FIRST_HALF, LAST_HALF = Stage(0, 1, True), Stage(1, 2, False, True)
+
+
+@pytest.mark.parametrize(("slow", "expected"), [("H F", NEAR), ("H N", FAR), ("F 2", NEAR), ("N 2", FAR), ("2 H", FAR)])
+def test_requests_go_where_the_measured_way_is_short(slow: str, expected: bytes) -> None:
+    async def choose() -> bytes:
+        board = offering((FAR, FIRST_HALF), (NEAR, FIRST_HALF), (SECOND, LAST_HALF))
+        board.orchestrator.measured_links = links(**{slow.replace(" ", ""): 0.2})
+        return board.orchestrator.pipeline_for(request(), DistributedChatParams())[0].node
+
+    assert asyncio.run(choose()) == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "slow", "codecs"),
+    [
+        ("auto", {}, ()),
+        ("auto", {"N2": 0.019}, ()),
+        ("auto", {"N2": 0.05}, ("fp16",)),
+        ("auto", {"2N": 0.05}, ()),
+        ("fp32", {"N2": 0.05}, ()),
+        ("fp16", {}, ("fp16",)),
+        ("int8", {"N2": 0.05}, ("int8",)),
+    ],
+)
+def test_what_travels_between_shards_is_what_was_asked_for_and_smaller_on_slow_links(
+    dtype: str, slow: dict[str, float], codecs: tuple[str, ...]
+) -> None:
+    async def choose() -> list[Open]:
+        board = offering((NEAR, FIRST_HALF), (SECOND, LAST_HALF))
+        board.orchestrator.measured_links = links(**slow)
+        params = DistributedChatParams(activation_dtype=dtype)  # type: ignore[arg-type]
+        asking = asyncio.ensure_future(anext(board.orchestrator.chat(request(), params)))
+        await soon()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        return [effect.message for effect in board.sent if isinstance(effect.message, Open)]
+
+    opens = asyncio.run(choose())
+    assert [tuple((b.layer, b.codec) for b in each.boundaries) for each in opens] == [tuple((1, c) for c in codecs)] * 2
+
+
+def test_other_weights_under_the_same_name_have_their_own_code() -> None:
+    """HearthNet §8.1: pipeline construction with weights mismatch → weights_mismatch."""
+
+    async def choose() -> None:
+        board = offering((NEAR, Stage(0, 2, True, True)))
+        other = msgspec.structs.replace(request(), weights_sha256="b" * 64)
+        with pytest.raises(WeightsMismatch):
+            board.orchestrator.pipeline_for(other, DistributedChatParams())
+        with pytest.raises(ShardUnavailable):
+            board.orchestrator.pipeline_for(msgspec.structs.replace(request(), layer_count=3), DistributedChatParams())
+
+    run(choose())

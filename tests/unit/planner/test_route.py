@@ -13,6 +13,7 @@ from potluck.planner.costs import Link, Links
 from potluck.planner.cover import Candidate, Placed, check_tiling, cover_around, greedy_cover
 from potluck.planner.route import (
     RouteRules,
+    between_own,
     quickest_around,
     quickest_cover,
     quickest_replacements,
@@ -306,3 +307,31 @@ def test_ones_own_ends_need_no_stand_in() -> None:
 def test_the_share_of_a_measured_step_goes_with_the_part_that_is_used() -> None:
     [placed] = quickest_cover([shard(1, 0, 15, step_us=1600)], Stage(4, 8)) or []
     assert (placed.stage, placed.step_us) == (Stage(4, 8, False, False), 400)
+
+
+def test_what_a_coordinator_keeps_at_home_is_not_taken_over_by_others() -> None:
+    """The encrypted pipeline: a replacement may hold what lies between one's own ends, and never the ends themselves."""
+    own = [Placed(node(9), "", Stage(0, 2, True)), Placed(node(9), "", Stage(14, 16, False, True))]
+    offered = between_own([shard(1, 0, 15), shard(2, 0, 1), shard(3, 8, 15), shard(9, 0, 15)], own)
+    assert [(c.node[0], c.stage.start, c.stage.stop - 1) for c in offered] == [
+        (9, 0, 1), (9, 14, 15), (1, 2, 13), (3, 8, 13),
+    ]  # fmt: skip
+    assert not [c for c in offered if c.node != node(9) and (c.stage.has_embedding or c.stage.has_output)]
+    middle = Placed(node(1), "", Stage(2, 14))
+    kept: list[Placed | None] = [None, middle, None]
+    groups = quickest_replacements(kept, offered, frozenset(), 16)
+    assert groups is not None
+    assert [who(group) for group in groups] == [[(9, 0, 1)], [(1, 2, 13)], [(9, 14, 15)]]
+    assert quickest_replacements(kept, offered, frozenset({node(9)}), 16) is None
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [
+        (Stage(0, 4, True), Stage(4, 16, False, True)),
+        (Stage(12, 16, False, True), Stage(0, 12, True)),
+        (Stage(0, 0, True), Stage(0, 16, False, True)),
+    ],
+)
+def test_beside_one_end_of_ones_own_others_keep_the_other(stage: Stage, expected: Stage) -> None:
+    assert between_own([shard(1, 0, 15)], [Placed(node(9), "", stage)])[1].stage == expected
