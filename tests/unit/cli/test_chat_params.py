@@ -34,7 +34,7 @@ def test_the_api_follows_the_file(written: Write) -> None:
     assert params.settings.keeps_kv
 
 
-@pytest.mark.parametrize(("text", "pipelines", "requests"), [("", 64, 8), ("max_concurrent_pipelines = 3", 3, 3)])
+@pytest.mark.parametrize(("text", "pipelines", "requests"), [("", 64, 16), ("max_concurrent_pipelines = 3", 3, 3)])
 def test_pipelines_are_limited_where_the_file_says_so(written: Write, text: str, pipelines: int, requests: int) -> None:
     written(text)
     orchestrator = SimpleNamespace(max_concurrent_pipelines=64)
