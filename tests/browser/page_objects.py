@@ -93,6 +93,11 @@ class PotluckPage:
         self.part("question-input").fill(text)
         self.part("question-input").press("Enter")
 
+    def limit_answers(self, tokens: int) -> None:
+        self.part("settings-open").click()
+        self.part("set-max-tokens").fill(str(tokens))
+        self.tab.keyboard.press("Escape")
+
     def wait_until_answered(self, timeout_s: float = 20.0) -> None:
         self.tab.locator(f'{_NEWEST}[data-status="done"]').wait_for(timeout=timeout_s * 1000)
 
