@@ -140,6 +140,10 @@ class ShardCore:
         return session in self._sessions
 
     @property
+    def sessions(self) -> tuple[ShardSession, ...]:
+        return tuple(self._sessions.values())
+
+    @property
     def session_count(self) -> int:
         return len(self._sessions)
 
