@@ -18,7 +18,7 @@ from potluck.shard.core import ShardCore
 from potluck.shard.sessions import ShardSession
 from potluck.testing.simulation import Outcome, Parts, repeat_command, run_seed, run_seeds
 from potluck.wire.effects import SendTo
-from potluck.wire.messages import Result, Sampler, Step
+from potluck.wire.messages import Message, Result, Sampler, Step
 
 SEEDS = 100_000 if os.environ.get("POTLUCK_LONG") else 5_000
 PROCESSES = min(2, os.cpu_count() or 1)
@@ -95,6 +95,23 @@ class NeverFreesTheWorker(ShardCore):
             self._effects.pop()
 
 
+class WaitsForADeadHead(ShardCore):
+    """Keeps the sessions of a head whose link broke."""
+
+    def on_node_lost(self, node: bytes, now_s: float) -> None:
+        if all(session.head != node for session in self.sessions):
+            super().on_node_lost(node, now_s)
+
+
+class ObeysAnybody(ShardCore):
+    """Takes whoever speaks for the session's head."""
+
+    def on_message(self, sender: bytes, message: Message, body: bytes, now_s: float, worker_idle_us: int) -> None:
+        session = self._sessions.get(getattr(message, "session", b""))
+        is_step = isinstance(message, Step)
+        super().on_message(sender if session is None or is_step else session.head, message, body, now_s, worker_idle_us)
+
+
 class KeepsTheOutbox(ShardCore):
     """Replays what belongs to a past that was cut off."""
 
@@ -159,6 +176,7 @@ class NeverReplays(Generation):
 
 MUTANTS = [
     Parts(core=IgnoresEpochs), Parts(core=IgnoresPositions), Parts(core=ForgetsToTruncate), Parts(core=NeverFreesTheWorker),
+    Parts(core=WaitsForADeadHead), Parts(core=ObeysAnybody),
     Parts(core=KeepsTheOutbox), Parts(generation=ResumesOneTooLate), Parts(generation=ForgetsWhatWasSaid),
     Parts(generation=BelievesEveryResult), Parts(generation=NeverCloses), Parts(generation=NeverReplays),
     Parts(generation=ForgetsScores), Parts(generation=ForgetsTheGrammar),

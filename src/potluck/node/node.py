@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from potluck import __version__
-from potluck.core.errors import BadSwarmFile, ModelNotFound, NotEntitled
+from potluck.core.errors import BadSwarmFile, ModelNotFound, NotEntitled, PotluckError, ShardUnavailable
 from potluck.identity.keys import NodeKey
 from potluck.net.link import Listener, Transport
 from potluck.net.peers import PeerLinks
@@ -224,15 +224,17 @@ class Node:
     def _on_open(self, sender: bytes, message: Open, body: bytes) -> None:
         if self._admission is not None and not self._admission.keeper.roster.may_ask(sender):
             self.counters["may_not_ask"] += 1
-            error = NotEntitled("this node may not ask here")
-            return self._send(SendTo(sender, None, Refused(message.session, message.epoch, error.code, str(error))))
+            return self._refuse(sender, message, NotEntitled("this node may not ask here"))
         server = self._server_for(message)
-        if server is None:
+        if server is None:  # said at once, because a head takes silence for a death
             self.counters["unknown_session"] += 1
-            return None
+            return self._refuse(sender, message, ShardUnavailable("this node serves no layers"))
         self._owners.setdefault(message.session, server)
         self.metrics.requests.labels(caller=sender.hex()[:16]).inc()
         return server.deliver(sender, message, body)
+
+    def _refuse(self, sender: bytes, message: Open, error: PotluckError) -> None:
+        self._send(SendTo(sender, None, Refused(message.session, message.epoch, error.code, str(error))))
 
     def _server_for(self, message: Open) -> ShardServer | None:
         """The shard that holds what is wanted; any other will refuse with its reason."""

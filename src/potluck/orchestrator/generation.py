@@ -73,6 +73,7 @@ class _Outage:
 
 _LONGEST_USUAL_STEP_S = 1.0  # whatever a shard says of itself, silence is looked into after six times this
 _PATIENCE_WITHOUT_RESULT = 10  # stall timeouts, where shards say that they are being fed
+_SLEPT_S = 2.0  # a timer that comes so late: this process was stopped, or starved
 _LONGEST_REASON = 200  # characters, of what others are told
 _NO_HOLDER = ("shard_unavailable", "no shard covers some layers")
 # Codes that say that a node will not do, now or later.
@@ -144,6 +145,7 @@ class Generation:
         self._waiting_tried_s = 0.0
         self._credit_owed = 0
         self._unread = 0
+        self._was_late = False
         self._last_refusal = _NO_HOLDER
         self._arithmetics: set[int] = set()  # of every shard that took part
         if resumption is not None:
@@ -658,7 +660,11 @@ class Generation:
         """Called at or after `next_wake_s`, and harmless at any other time."""
         if self.is_ended:
             return
-        if self.phase is Phase.WAITING:
+        late_s, was_late = now_s - self.next_wake_s(), self._was_late
+        self._was_late = late_s > _SLEPT_S
+        if self._was_late and not was_late:
+            self._woke(late_s, now_s)
+        elif self.phase is Phase.WAITING:
             self._keep_waiting(now_s)
         elif self._probing is not None:
             if now_s - self._probing.started_s >= self.settings.probe_patience_s:
@@ -666,6 +672,15 @@ class Generation:
         elif self._is_reader_slow():
             self._progress(now_s)
         elif now_s - self._progress_probe_s >= self._probe_after_s():
+            self._probe(now_s)
+
+    def _woke(self, late_s: float, now_s: float) -> None:
+        """This process did not run: that nobody was heard meanwhile says nothing about them. Only believed once in a row."""
+        if self._waiting_since_s is not None:
+            self._waiting_since_s += late_s
+        self._result_s += late_s
+        self._progress(now_s)
+        if self._probing is not None:
             self._probe(now_s)
 
     def _is_reader_slow(self) -> bool:

@@ -139,6 +139,10 @@ class ShardCore:
         return session in self._parked
 
     @property
+    def sessions(self) -> tuple[ShardSession, ...]:
+        return tuple(self._sessions.values())
+
+    @property
     def session_count(self) -> int:
         return len(self._sessions)
 

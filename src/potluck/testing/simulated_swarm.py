@@ -15,7 +15,7 @@ from potluck.shard.core import ShardCore, Suspect
 from potluck.shard.settings import ShardSettings
 from potluck.testing.hash_model import HashSession, Undisturbed, row_bytes, run_item
 from potluck.wire.effects import SendTo
-from potluck.wire.messages import Message, Stage
+from potluck.wire.messages import Fault, Message, Open, Stage
 from potluck.wire.work import (
     BatchDone,
     CloseSession,
@@ -26,6 +26,7 @@ from potluck.wire.work import (
     ParkSession,
     RunBatch,
     SessionOpened,
+    SessionRefused,
     ToWorker,
     TruncateSession,
     Unload,
@@ -93,6 +94,7 @@ class SimWorker:
         self.is_alive = True
         self.sleeper = Sleeper(clock)
         self.sign_of_life_s = 0.0
+        self.full_until_s = 0.0  # until then it has no memory for another session
         self._free_at_s = 0.0
 
     def do(self, message: ToWorker, body: bytes) -> None:
@@ -114,6 +116,8 @@ class SimWorker:
         if isinstance(message, Load):
             return Loaded(message.stage, 0, 0, int(self._speed * 1e6)), b""
         if isinstance(message, OpenSession):
+            if self._clock.now_s < self.full_until_s:
+                return SessionRefused(message.session, "out_of_kv_memory", "no room"), b""
             session = HashSession(message.stage, message.boundaries, message.sampler)
             if message.resumes in self.parked:
                 session.resume(self.parked[message.resumes], message.resumed)
@@ -258,6 +262,14 @@ class SimShard:
 
         self.sleeper.do(act)
 
+    def accuse(self, accused: Callable[[bytes], bool]) -> None:
+        """Lies: says of whoever feeds it, where `accused` agrees, that it sent rubbish."""
+        for session in self.core.sessions if self.is_alive else ():
+            previous = session.wiring.previous
+            if previous is not None and accused(previous.node):
+                fault = Fault(session.id, session.epoch, "shard_corruption", "a lie", previous.node)
+                self.world.send(self.node, SendTo(session.head, None, fault))
+
     def kill(self) -> None:
         if not self.is_alive:
             return
@@ -292,19 +304,41 @@ class SimHead:
     pause_s: float = 0.0
     ended_s: float | None = None
     frames: list[StreamFrame] = field(default_factory=list)
+    is_alive: bool = True
     _wakes_at_s: float = float("inf")
 
+    def __post_init__(self) -> None:
+        self.sleeper = Sleeper(self.world.clock)
+
+    @property
+    def is_over(self) -> bool:
+        return self.generation.is_ended or not self.is_alive
+
+    def _do(self, action: Callable[[], None]) -> None:
+        def act() -> None:
+            if self.is_alive:
+                action()
+                self.carry_out()
+
+        self.sleeper.do(act)
+
+    def kill(self) -> None:
+        """Its process is gone in the middle of the answer; shards see their connections end."""
+        if self.is_over:
+            return
+        self.is_alive = False
+        self.ended_s = self.world.clock.now_s
+        self.world.gone(self.node)
+        self.world.on_ended(self)
+
     def start(self) -> None:
-        self.generation.start(self.world.clock.now_s)
-        self.carry_out()
+        self._do(lambda: self.generation.start(self.world.clock.now_s))
 
     def receive(self, sender: bytes, message: Message, body: bytes) -> None:
-        self.generation.on_message(sender, message, self.world.clock.now_s, body)
-        self.carry_out()
+        self._do(lambda: self.generation.on_message(sender, message, self.world.clock.now_s, body))
 
     def lost(self, node: bytes) -> None:
-        self.generation.on_lost(node, "reset", self.world.clock.now_s)
-        self.carry_out()
+        self._do(lambda: self.generation.on_lost(node, "reset", self.world.clock.now_s))
 
     def carry_out(self) -> None:
         for effect in self.generation.take_effects():
@@ -326,16 +360,13 @@ class SimHead:
         return pause
 
     def returned(self, node: bytes) -> None:
-        self.generation.on_returned(node, self.world.clock.now_s)
-        self.carry_out()
+        self._do(lambda: self.generation.on_returned(node, self.world.clock.now_s))
 
     def cancel(self) -> None:
-        self.generation.cancel()
-        self.carry_out()
+        self._do(self.generation.cancel)
 
     def _read(self, count: int) -> None:
-        self.generation.consumed(count, self.world.clock.now_s)
-        self.carry_out()
+        self._do(lambda: self.generation.consumed(count, self.world.clock.now_s))
 
     def _schedule(self) -> None:
         if self.generation.is_ended:
@@ -346,9 +377,11 @@ class SimHead:
             self.world.clock.at(wake, self._wake)
 
     def _wake(self) -> None:
-        self._wakes_at_s = float("inf")
-        self.generation.on_time(self.world.clock.now_s)
-        self.carry_out()
+        def act() -> None:
+            self._wakes_at_s = float("inf")
+            self.generation.on_time(self.world.clock.now_s)
+
+        self._do(act)
 
 
 class World:
@@ -366,7 +399,9 @@ class World:
         self.tell: Callable[[str], None] | None = None  # for a look at what happens
         self._arrival_s: dict[tuple[bytes, bytes], float] = {}
         self._slow: dict[tuple[bytes, bytes], float] = {}
+        self.eavesdropper: bytes | None = None
         self._cut: dict[frozenset[bytes], float] = {}
+        self._cut_one_way: dict[tuple[bytes, bytes], float] = {}
         self._breaks: dict[frozenset[bytes], int] = {}
 
     def send(self, sender: bytes, effect: SendTo) -> None:
@@ -374,11 +409,13 @@ class World:
         pair, link = (sender, effect.node), frozenset((sender, effect.node))
         if self.tell is not None:
             self.tell(f"{_name(sender)} → {_name(effect.node)}: {str(effect.message)[:160]}")
-        if target is None or (isinstance(target, SimShard) and not target.is_alive):
+        if target is None or not target.is_alive:
             self.clock.after(self.delay_s, lambda: self._tell_lost(sender, effect.node))
             return
         arrival = self.clock.now_s + self.delay_s * self.random.uniform(0.5, 2.0) + self._slow.get(pair, 0.0)
-        arrival = max(arrival, self._cut.get(link, 0.0), self._arrival_s.get(pair, 0.0))
+        arrival = max(
+            arrival, self._cut.get(link, 0.0), self._cut_one_way.get(pair, 0.0), self._arrival_s.get(pair, 0.0)
+        )
         self._arrival_s[pair] = arrival
         number = self._breaks.get(link, 0)
 
@@ -387,6 +424,10 @@ class World:
                 target.receive(sender, effect.message, effect.body)
 
         self.clock.at(arrival, arrive)
+        if self.eavesdropper is not None and not isinstance(effect.message, Open) and self.random.random() < 0.2:
+            # A member that is no part of it says again what it has seen, in its own name: it can sign for no other.
+            rogue, when = self.eavesdropper, arrival + self.random.uniform(0.0, self.doubled_after_s)
+            self.clock.at(when, lambda: target.receive(rogue, effect.message, effect.body))
         if self.random.random() < self.doubles:
             self.clock.at(arrival + self.random.uniform(0.0, self.doubled_after_s), arrive)
 
@@ -419,6 +460,10 @@ class World:
     def cut_link(self, a: bytes, b: bytes, seconds: float) -> None:
         """Nothing arrives until it heals; what was sent arrives late."""
         self._cut[frozenset((a, b))] = self.clock.now_s + seconds
+
+    def cut_one_way(self, a: bytes, b: bytes, seconds: float) -> None:
+        """What `a` says reaches `b` late; the other direction is well."""
+        self._cut_one_way[a, b] = self.clock.now_s + seconds
 
     def slow_link(self, a: bytes, b: bytes, seconds: float) -> None:
         self._slow[a, b] = seconds

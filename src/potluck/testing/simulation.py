@@ -1,8 +1,10 @@
 """Seeds: each draws a swarm, requests and faults, runs them on simulated time, and tells which promise was not kept.
 
-Several heads on the same shards, kills, restarts, freezes, partitions, broken and slow links, late and doubled frames, cancellations,
-slow readers, shards that load on demand. Each head's text must be the undisturbed one (or its beginning, where it was cancelled), and
-nothing may be left behind. `python -m potluck.testing.simulation SEED` repeats a seed and tells what happened in it.
+Several heads on the same shards, kills, restarts (also of all at once), freezes (of heads too), partitions in both directions or one,
+broken and slow links, late and doubled frames, a member that repeats what others say, false accusations, shards without memory,
+heads that die, cancellations, slow readers, shards that load on demand. Each head's text must be the undisturbed one (or its
+beginning, where it was cut short), and nothing may be left behind. `python -m potluck.testing.simulation SEED` repeats a seed and
+tells what happened in it.
 """
 
 import itertools
@@ -157,7 +159,13 @@ def repick_of(scenario: Scenario) -> Repick:
 # ---------------------------------------------------------------- what goes wrong
 
 
-_FAULTS = ("kill", "restart", "worker", "freeze", "freeze_worker", "cut", "break", "slow", "doubles")
+_FAULTS = (
+    "kill", "restart", "worker", "freeze", "freeze_worker", "cut", "cut_one_way", "break", "slow", "doubles", "repeats", "accuse",
+    "full", "all", "freeze_head", "kill_head",
+)  # fmt: skip
+_ROGUE = 199
+# For these nobody may lose patience with anybody.
+_HARMLESS = frozenset({"slow", "doubles", "repeats", "full", "kill_head", "freeze_head"})
 
 
 def schedule_faults(scenario: Scenario, most: int) -> list[str]:
@@ -166,7 +174,8 @@ def schedule_faults(scenario: Scenario, most: int) -> list[str]:
     told: list[str] = []
     used = [p.node for head in scenario.heads for p in head.generation.stages if p.node in victims]
     when = draw.uniform(0.09, 0.25)
-    kinds = [kind for kind in _FAULTS if not (scenario.is_bare and kind == "kill")]
+    # Where nobody else holds their layers, whoever dies or is accused would be missed for ever.
+    kinds = [kind for kind in _FAULTS if not (scenario.is_bare and kind in ("kill", "accuse"))]
     for _ in range(draw.randint(0, most)):
         # Often right after the fault before: while the pipeline is being put together again.
         when = when + draw.uniform(0.0, 0.02) if draw.random() < 0.5 else draw.uniform(0.0, 0.3)
@@ -189,10 +198,12 @@ def _fault(scenario: Scenario, kind: str, victim: bytes, seconds: float, other: 
         other = scenario.heads[0].node
 
     def act() -> None:
-        if kind not in ("slow", "doubles"):
-            scenario.hit |= {victim, other} if kind in ("cut", "break") else {victim}
+        if kind not in _HARMLESS:
+            scenario.hit |= {victim, other} if kind in ("cut", "cut_one_way", "break") else {victim}
         shard, now = world.shards[victim], world.clock.now_s
-        if kind == "kill":
+        if kind in _OTHER_FAULTS:
+            _OTHER_FAULTS[kind](scenario, shard, seconds, other)
+        elif kind == "kill":
             shard.kill()
         elif kind == "restart":
             shard.kill()
@@ -216,6 +227,48 @@ def _fault(scenario: Scenario, kind: str, victim: bytes, seconds: float, other: 
     return act
 
 
+def _accuse(scenario: Scenario, shard: SimShard, seconds: float, other: bytes) -> None:
+    """Of somebody who can be replaced; he is then believed to be a liar, and so may the accuser be."""
+    scenario.hit |= set(scenario.victims)
+    shard.accuse(lambda node: node in scenario.victims)
+
+
+def _restart_all(scenario: Scenario, shard: SimShard, seconds: float, other: bytes) -> None:
+    world = scenario.world
+    scenario.hit |= set(world.shards)
+    for node, each in list(world.shards.items()):
+        each.kill()
+        world.clock.after(seconds * world.random.random(), lambda node=node: world.restart(node))  # type: ignore[misc]
+
+
+def _fill(scenario: Scenario, shard: SimShard, seconds: float, other: bytes) -> None:
+    if shard.worker is not None:
+        shard.worker.full_until_s = scenario.world.clock.now_s + seconds
+
+
+def _freeze_head(scenario: Scenario, shard: SimShard, seconds: float, other: bytes) -> None:
+    head = scenario.world.random.choice(scenario.heads)
+    head.sleeper.frozen_until_s = scenario.world.clock.now_s + 4 * seconds
+
+
+def _kill_head(scenario: Scenario, shard: SimShard, seconds: float, other: bytes) -> None:
+    scenario.world.random.choice(scenario.heads).kill()
+
+
+def _repeat(scenario: Scenario, shard: SimShard, seconds: float, other: bytes) -> None:
+    scenario.world.eavesdropper, scenario.world.doubled_after_s = node_id(_ROGUE), seconds
+
+
+def _cut_one_way(scenario: Scenario, shard: SimShard, seconds: float, other: bytes) -> None:
+    scenario.world.cut_one_way(shard.node, other, seconds)
+
+
+_OTHER_FAULTS: dict[str, Callable[[Scenario, SimShard, float, bytes], None]] = {
+    "accuse": _accuse, "all": _restart_all, "full": _fill, "freeze_head": _freeze_head, "kill_head": _kill_head,
+    "repeats": _repeat, "cut_one_way": _cut_one_way,
+}  # fmt: skip
+
+
 # ---------------------------------------------------------------- what must hold
 
 
@@ -232,7 +285,7 @@ def run_seed(
     for head in heads:
         world.clock.at(world.random.uniform(0.1, 0.15), head.start)
     _keep_house(scenario)
-    is_done = world.clock.run(lambda: all(head.generation.is_ended for head in heads), 300.0)
+    is_done = world.clock.run(lambda: all(head.is_over for head in heads), 300.0)
     # Let closes arrive and frozen nodes wake up, then look at what is left.
     world.clock.run(lambda: False, world.clock.now_s + 10.0)
     if not is_done:
@@ -272,6 +325,8 @@ def _check_freed(scenario: Scenario, head: SimHead) -> None:
 
 def _text_problem(head: SimHead) -> str:
     generated, expected, last = head.generation.generated, head.expected.tokens, head.frames[-1:]
+    if not head.is_alive:
+        return "" if generated == expected[: len(generated)] else f"text differs: {generated} instead of {expected}"
     if last and isinstance(last[0], Finished) and last[0].reason == "cancelled":
         expected = expected[: len(generated)]
     if generated != expected:
@@ -287,7 +342,8 @@ def _scores_problem(head: SimHead) -> str:
     scores = [frame for frame in told if isinstance(frame, PromptLogprobs)]
     expected = head.expected.scores
     if expected is None or not told:
-        is_cancelled = isinstance(head.frames[-1], Finished) and head.frames[-1].reason == "cancelled"
+        last = head.frames[-1] if head.frames else None
+        is_cancelled = not head.is_alive or (isinstance(last, Finished) and last.reason == "cancelled")
         return (
             "" if not scores and (expected is None or is_cancelled) else "scores are missing, or nobody asked for them"
         )

@@ -102,3 +102,20 @@ def test_who_is_merely_invited_may_not_ask(tmp_path: Path) -> None:
             await node.stop()
 
     run_test(main())
+
+
+def test_a_node_without_layers_refuses_a_session_instead_of_seeming_dead(tmp_path: Path) -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        keeper = SwarmKeeper.found(FOUNDER, SwarmFile(tmp_path / "founder.swarm"))
+        founder = member_node(network, FOUNDER, keeper)
+        guest = await join(network, GUEST, keeper, await founder.listen("memory:0"), Trust.MEMBER, tmp_path)
+        answers: list[Message] = []
+        guest.links._on_message = lambda node, message, body: answers.append(message)
+        guest._send(SendTo(FOUNDER.node_id, None, opening()))
+        await settle()
+        assert [(type(answer), getattr(answer, "code", "")) for answer in answers] == [(Refused, "shard_unavailable")]
+        for node in (guest, founder):
+            await node.stop()
+
+    run_test(main())

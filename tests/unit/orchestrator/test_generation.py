@@ -739,7 +739,42 @@ def test_what_a_shard_claims_of_its_speed_does_not_keep_silence_from_being_looke
         bench.generation.request, claims, bench._repick, bench.generation.settings, lambda: os.urandom(16), HEAD
     )
     bench.start()
-    assert bench.wake(10.0) != []
+    due_s = bench.generation.next_wake_s()
+    assert 0.2 <= due_s <= 10.0
+    assert bench.wake(due_s) != []
+
+
+def test_a_head_that_was_stopped_asks_again_before_it_blames_anybody() -> None:
+    bench = decoded(2)
+    bench.wake(0.3)
+    assert bench.to(Probe) == [1, 2, 3]
+    bench.wake(60.0)  # the answers lie in its sockets, unread
+    assert bench.kinds(ShardStatus) == []
+    assert bench.to(Probe) == [1, 2, 3]
+    bench.probed()
+    assert bench.kinds(ShardStatus) == []
+    bench.wake(120.0)  # late again; but now it has slept enough
+    bench.wake(120.6)
+    assert len(bench.kinds(ShardStatus)) == 3
+
+
+def test_a_head_that_is_late_every_time_still_finds_the_dead() -> None:
+    bench = decoded(2)
+    for wake in range(1, 5):
+        bench.wake(wake * 10.0)
+    assert len(bench.kinds(ShardStatus)) == 3
+
+
+def test_time_in_which_the_head_did_not_run_is_no_time_waited_for_a_holder() -> None:
+    bench = decoded(2, spares=(), holder_wait_s=5.0)
+    bench.lose(2)
+    bench.wake(0.5)
+    bench.wake(60.0)
+    assert bench.generation.phase is Phase.WAITING
+    bench.wake(61.0)
+    bench.unreachable.clear()
+    bench.generation.on_returned(node(2), 61.1)
+    assert bench.generation.phase is Phase.FORMING
 
 
 def test_a_stall_without_a_spare_ends_with_its_own_code() -> None:
