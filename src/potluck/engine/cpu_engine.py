@@ -4,6 +4,7 @@ Knows no network, no text and no sampling. One caller at a time; kernels run on 
 """
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,6 @@ Floats = npt.NDArray[np.float32]
 _BUFFER_FLOATS = 4 << 20  # bound on the widest buffer, which sets how many rows go through the layers at once
 _MAX_ROWS, _MIN_ROWS = 256, 32
 _OUTPUT_FLOATS = 2 << 20
-_NOTHING = np.float32(-np.inf)
 _FEW_SLOTS = 4096  # attention is cut into spans as tasks of their own only while their partial sums stay this few
 
 
@@ -169,7 +169,7 @@ class CpuEngine(ShardEngine):
         if not step.is_greedy:
             return StepResult(hidden, logits[None].copy())
         token = int(logits.argmax())  # of the first that is not a number, where there is one
-        return StepResult(hidden, None, (token if logits[token] > _NOTHING else -1,))
+        return StepResult(hidden, None, (token if logits.item(token) > -math.inf else -1,))
 
     def forward(self, steps: Sequence[Step], roundings: Sequence[Rounding] = ()) -> list[StepResult]:
         expected, self._expected = self._expected, None

@@ -267,6 +267,7 @@ class OutputHead:
         self.normed = Activations(max_rows, facts.hidden_size, is_quantised=_is_quantised(weights.output))
         self._library, self._output, self._soft_cap = library, weights.output, facts.output_soft_cap
         self._logits = _Product(max_rows, weights.output.rows)
+        self.logits = self._logits.values[:, : self.vocabulary_size]  # what the last run left
         self.program = Program()
         arguments = (
             int(self.hidden.ctypes.data), 0, 0, 0, 0, _address(self.norm), float_bits(facts.norm_epsilon),
@@ -282,8 +283,3 @@ class OutputHead:
         if self._soft_cap:
             cap = (self._logits.address(), self._output.rows, self._logits.stride, float_bits(self._soft_cap))
             program.add(self._library.soft_cap, cap, policy=BY_ROWS)
-
-    @property
-    def logits(self) -> Floats:
-        """What the last run left; overwritten by the next."""
-        return self._logits.values[:, : self.vocabulary_size]
