@@ -133,7 +133,10 @@ async def _show_invite(key: "NodeKey", invite: "Invite") -> None:
         try:
             link = await transport.dial(address, invite.issuer, _Silent(), DIAL_TIMEOUT_S, invite.ticket)
         except PeerRefused as refusal:
-            raise BadRequest(f"the invite was refused: {refusal.reason}; ask for a new one (potluck invite)") from None
+            advice = "ask for a new one (potluck invite)"
+            if refusal.reason == "expelled":
+                advice = "this machine's key was expelled; for another one: potluck leave --forget --new-key"
+            raise BadRequest(f"the invite was refused: {refusal.reason}; {advice}") from None
         except (PotluckError, OSError) as error:
             problems.append(f"{address}: {error}")
             continue

@@ -189,6 +189,7 @@ class NodeAdministration(Administration):
             ],
             "plans": [self._plan_details(duty) for duty in self._swarm.steward.duties.values()],
             "duplicates": self._duplicates(),
+            "expulsion": self._swarm.expulsion,
             "counters": dict(self._swarm.node.counters),
             "listen": self._swarm.address,
             "addresses": self._swarm.steward.addresses,

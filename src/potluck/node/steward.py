@@ -192,6 +192,8 @@ class Steward:
     def _served(self) -> dict[str, ServedModel]:
         """The swarm's models by their weights, each once: two names for the same weights are one model, under the first."""
         by_weights: dict[str, ServedModel] = {}
+        if self._roster().is_expelled(self._node.id):
+            return by_weights
         for record in self._roster().models():
             by_weights.setdefault(record.weights_sha256, record)
         return by_weights

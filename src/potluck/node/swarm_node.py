@@ -14,7 +14,7 @@ import msgspec
 
 from potluck.core.errors import BadRequest
 from potluck.core.limits import ARITHMETIC_VERSION
-from potluck.identity.keys import NodeKey
+from potluck.identity.keys import NodeKey, short_id
 from potluck.identity.signed import Signed
 from potluck.net.addresses import format_address, parse_address
 from potluck.net.tls import TlsTransport
@@ -75,6 +75,7 @@ class SwarmNode:
         self.on_changed: list[Callable[[], None]] = []
         self.service: SwarmService | None = None
         self._key, self._say = key, say
+        self._has_told_expulsion = False
         self.steward = Steward(
             self.node, store, settings.steward, lambda: keeper.roster, self._publish, self._link_figures, progress, self._note
         )  # fmt: skip
@@ -95,6 +96,8 @@ class SwarmNode:
         self.node.on_peer_lost = self.service.on_lost
         self.keeper.on_change.append(self._on_roster)
         await self.service.start(self.keeper.roster.records())
+        if self.keeper.roster.is_expelled(self.node.id):
+            self._on_expelled(self.service)
         self.steward.start()
 
     async def stop(self) -> None:
@@ -154,7 +157,28 @@ class SwarmNode:
         if fresh:
             self.service.add_records(fresh)
         self.service.drop_strangers()
+        if self.keeper.roster.is_expelled(self.node.id):
+            self._on_expelled(self.service)
         self._on_view(self.service.view)  # who may serve, and what, may have changed with it
+
+    def _on_expelled(self, service: SwarmService) -> None:
+        service.expelled()
+        if not self._has_told_expulsion:
+            self._has_told_expulsion = True
+            _LOG.warning("%s", self.expulsion)
+            self._note(self.expulsion)
+
+    @property
+    def expulsion(self) -> str:
+        """What its user should know where this node was thrown out; empty where it was not."""
+        roster = self.keeper.roster
+        swarm = roster.name or roster.swarm.hex()[:8]
+        advice = "ask for a new invite, then type here: potluck leave --forget --new-key, and potluck join"
+        if (signer := roster.expelled_by(self.node.id)) is not None:
+            return f"this node was expelled from swarm {swarm} by {short_id(signer)}; {advice}"
+        if self.service is not None and (teller := self.service.refused_as_expelled_by) is not None:
+            return f"{short_id(teller)} says that this node was expelled from swarm {swarm}; if that is so, {advice}"
+        return ""
 
     def _note(self, text: str) -> None:
         self._say(text)

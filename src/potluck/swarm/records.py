@@ -33,7 +33,19 @@ class Digest:
 class Entry:
     """A record held. `born_s`: when it was first heard of, by anybody, on this node's clock."""
 
-    __slots__ = ("advert", "born_s", "check", "content", "digest", "expires_s", "hash", "key", "record", "stamp", "taken_s")
+    __slots__ = (
+        "advert",
+        "born_s",
+        "check",
+        "content",
+        "digest",
+        "expires_s",
+        "hash",
+        "key",
+        "record",
+        "stamp",
+        "taken_s",
+    )
 
     def __init__(self, key: bytes, record: Signed, hash_: int, born_s: float, read: ReadAdvert | None) -> None:
         self.key, self.record, self.hash, self.check, self.born_s = key, record, hash_, hash_ & 0xFFFFFFFF, born_s

@@ -38,6 +38,9 @@ class Roster:
         self.served = models
         self.problem: Exception | None = None
 
+    def is_expelled(self, node: bytes) -> bool:
+        return False
+
     def models(self) -> tuple[ServedModel, ...]:
         if self.problem is not None:
             problem, self.problem = self.problem, None
