@@ -17,7 +17,7 @@ from potluck.core.layers import LayerRange
 from potluck.core.limits import ARITHMETIC_VERSION
 from potluck.identity.keys import short_id
 from potluck.node.node import Node
-from potluck.node.placement import covers, is_covered, links_of, model_costs, node_offers
+from potluck.node.placement import covers, is_covered, kv_budget_bytes, links_of, model_costs, node_offers
 from potluck.node.serving import ServingSettings, StoredModel, check_tokenizer, read_stored_model, serve
 from potluck.node.weight_fetch import WeightFetch, WeightSource
 from potluck.planner.hysteresis import Hysteresis
@@ -405,7 +405,7 @@ class Steward:
         server: ShardServer | None = None
         try:
             named = msgspec.structs.replace(stored, id=duty.record.subject)
-            server = serve(self._node, named, stage, self.settings.serving)
+            server = serve(self._node, named, stage, self._serving_settings(duty, stage))
             duty.shards[server] = ShardPhase.LOADING
             self.on_changed()
             await self._started(server)
@@ -421,6 +421,11 @@ class Steward:
             duty.is_loading = False
             self._wake.set()
             self.on_changed()
+
+    def _serving_settings(self, duty: ModelDuty, stage: Stage) -> ServingSettings:
+        """A shard that runs keeps what it was given, with its sessions; the next one gets what the plan says then."""
+        budget = kv_budget_bytes(duty.costs, stage, self.settings.memory_budget_bytes)
+        return msgspec.structs.replace(self.settings.serving, kv_budget_bytes=budget)
 
     async def _started(self, server: ShardServer) -> None:
         """Returns when it is loaded. Raises ShardUnavailable where it cannot be, or where its worker dies again and again."""
