@@ -249,7 +249,7 @@ class Node:
         fitting = [
             s
             for s in self.shards
-            if (s.settings.model, s.settings.weights_sha256) == (message.model, message.weights_sha256)
+            if s.settings.weights_sha256 == message.weights_sha256
             and s.settings.stage.start <= message.stage.start
             and message.stage.stop <= s.settings.stage.stop
             and s.settings.stage.has_embedding >= message.stage.has_embedding

@@ -292,7 +292,7 @@ class PipelineOrchestrator:
     ) -> list[Candidate]:
         now_s = asyncio.get_running_loop().time()
         return self.store.candidates(
-            request.model, request.weights_sha256, request.arithmetic, allows_local or is_own_equal, now_s, is_own_equal
+            request.weights_sha256, request.arithmetic, allows_local or is_own_equal, now_s, is_own_equal
         )
 
     def _generation(self, request: GenerationRequest, params: DistributedChatParams) -> Generation:

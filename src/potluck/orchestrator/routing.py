@@ -57,25 +57,25 @@ class ShardStore:
         """Every model that is on offer, by name and hash, with one of its shards as an example."""
         return {(i.model, i.weights_sha256): i for _, described in self._offers.values() for i in described.shards}
 
-    def holders(self, model: str, weights_sha256: str) -> list[bytes]:
+    def holders(self, weights_sha256: str) -> list[bytes]:
         return [
             node
             for node, (_, described) in self._offers.items()
-            if any(i.model == model and i.weights_sha256 == weights_sha256 for i in described.shards)
+            if any(i.weights_sha256 == weights_sha256 for i in described.shards)
         ]
 
     def candidates(
-        self, model: str, weights_sha256: str, arithmetic: int, allows_own: bool, now_s: float = float("inf"),
+        self, weights_sha256: str, arithmetic: int, allows_own: bool, now_s: float = float("inf"),
         is_own_equal: bool = False,
     ) -> list[Candidate]:  # fmt: skip
-        """Shards of exactly this model. One's own come only where they are allowed, and last unless they are equal to others'.
+        """Shards of exactly this model, under whatever name. One's own come only where they are allowed, and last unless they are equal to others'.
 
         Without a time nobody is suspect.
         """
         found = []
         for node, (address, described) in self._offers.items():
             for info in described.shards:
-                is_same = (info.model, info.weights_sha256, info.arithmetic) == (model, weights_sha256, arithmetic)
+                is_same = (info.weights_sha256, info.arithmetic) == (weights_sha256, arithmetic)
                 is_own = node in self._own
                 if is_same and (allows_own or not is_own):
                     depth = (
@@ -98,10 +98,10 @@ class ShardStore:
         names = {i.weights_sha256 for _, d in self._offers.values() for i in d.shards if i.model == model}
         for _, described in self._offers.values():
             for info in described.shards:
-                if info.model == model and info.weights_sha256 == weights_sha256:
+                if info.weights_sha256 == weights_sha256:
                     for layer in range(info.stage.start, min(info.stage.stop, layer_count)):
                         held[layer] = True
-        if names and weights_sha256 not in names:
+        if names and weights_sha256 not in names and not any(held):
             return f"weights_mismatch: nobody holds {model} with weights {weights_sha256[:12]}"
         missing = [str(layer) for layer, is_held in enumerate(held) if not is_held]
         return (
