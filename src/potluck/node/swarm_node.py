@@ -35,7 +35,7 @@ from potluck.weights.store import ModelStore
 
 _LOG = logging.getLogger(__name__)
 _NEWS_KEPT = 200
-_ANY_HOST = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
+_ANY_IPV4, _ANY_IPV6 = "0.0.0.0", "::"  # noqa: S104 - only where the user says so
 
 
 class News(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ class SwarmNode:
         return f"<SwarmNode {self.node!r} {self.service!r} {self.steward!r}>"
 
     async def start(self) -> None:
-        self.address = await self.node.listen(self.settings.listen)
+        self.address = await self._listen()
         self.steward.addresses = reachable_addresses(self.address, self.settings.interfaces)
         trust = Trust(accept=self._accept, is_member=self.keeper.may_link, is_expelled=self._is_expelled)
         self.service = SwarmService(
@@ -100,6 +100,14 @@ class SwarmNode:
             self._on_expelled(self.service)
         self.steward.start()
 
+    async def _listen(self) -> str:
+        """On "[::]:port" both families are heard: a system gives an IPv6 listener IPv6 only."""
+        address = await self.node.listen(self.settings.listen)
+        host, port = parse_address(address)
+        if host == _ANY_IPV6:
+            await self.node.listen(format_address(_ANY_IPV4, port))
+        return address
+
     async def stop(self) -> None:
         await self.steward.stop()
         if self.service is not None:
@@ -109,7 +117,9 @@ class SwarmNode:
 
     def _service_settings(self) -> SwarmSettings:
         host, port = parse_address(self.address)
-        discovery = DiscoverySettings(self.keeper.roster.swarm, self.node.id, port, self.settings.interfaces)
+        discovery = DiscoverySettings(
+            self.keeper.roster.swarm, self.node.id, port, self.settings.interfaces, listening_families(host)
+        )
         is_only_here = host in ("127.0.0.1", "::1", "localhost") and not self.settings.interfaces
         return SwarmSettings(
             peers_file=self.settings.folder / "peers", incarnation_file=self.settings.folder / "incarnation",
@@ -198,10 +208,16 @@ class SwarmNode:
 def reachable_addresses(bound: str, named: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Where others can reach a listener: its own address, or that of each sensible interface."""
     host, port = parse_address(bound)
-    if host not in _ANY_HOST:
+    if host not in (_ANY_IPV4, _ANY_IPV6):
         return (bound,)
-    chosen = choose_interfaces(read_interfaces(), named)
+    families = listening_families(host)
+    chosen = choose_interfaces([each for each in read_interfaces() if each.family in families], named)
     found = tuple(dict.fromkeys(format_address(interface.address, port) for interface in chosen))
     if not found:
         raise BadRequest("no network interface is up; listen on 127.0.0.1 to try things out on this machine alone")
     return found[:8]
+
+
+def listening_families(host: str) -> tuple[int, ...]:
+    """4, 6 or both: what a listener on this host hears."""
+    return (4, 6) if host == _ANY_IPV6 else (6,) if ":" in host else (4,)

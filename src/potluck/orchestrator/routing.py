@@ -68,9 +68,9 @@ class ShardStore:
         self, weights_sha256: str, arithmetic: int, allows_own: bool, now_s: float = float("inf"),
         is_own_equal: bool = False,
     ) -> list[Candidate]:  # fmt: skip
-        """Shards of exactly this model, under whatever name. One's own come only where they are allowed, and last unless they are equal to others'.
+        """Shards of exactly this model, whatever its name. Without a time nobody is suspect.
 
-        Without a time nobody is suspect.
+        One's own come only where they are allowed, and last unless they are equal to others'.
         """
         found = []
         for node, (address, described) in self._offers.items():
