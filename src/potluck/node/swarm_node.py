@@ -19,7 +19,8 @@ from potluck.identity.signed import Signed
 from potluck.net.addresses import format_address, parse_address
 from potluck.net.tls import TlsTransport
 from potluck.node.node import Node
-from potluck.node.steward import Steward, StewardSettings
+from potluck.node.own_statement import StewardSettings
+from potluck.node.steward import Steward
 from potluck.swarm.acceptance import Trust
 from potluck.swarm.adverts import Advert, LinkFigures
 from potluck.swarm.discovery import DiscoverySettings
@@ -87,7 +88,7 @@ class SwarmNode:
 
     async def start(self) -> None:
         self.address = await self._listen()
-        self.steward.addresses = reachable_addresses(self.address, self.settings.interfaces)
+        self.steward.statement.addresses = reachable_addresses(self.address, self.settings.interfaces)
         trust = Trust(accept=self._accept, is_member=self.keeper.may_link, is_expelled=self._is_expelled)
         self.service = SwarmService(
             self._key, self.node.links, trust, self._service_settings(), self._on_view, self._on_event
