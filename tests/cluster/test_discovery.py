@@ -143,3 +143,29 @@ def test_an_interface_that_goes_away_is_let_go() -> None:
 
 def test_this_machine_has_a_loopback_interface() -> None:
     assert any(each.is_loopback and each.is_up for each in read_interfaces())
+
+
+def test_neighbours_are_found_by_ipv6_where_an_interface_has_it_and_shown_only_where_it_is_listened_on() -> None:
+    ipv6 = [each for each in read_interfaces() if each.family == 6 and each.is_up and not each.is_loopback]
+    if not ipv6:
+        pytest.skip("NOT TESTED: no interface here has an IPv6 address that others could dial")
+
+    async def main() -> None:
+        by_both: list[str] = []
+        by_old: list[str] = []
+        both = Discovery(DiscoverySettings(SWARM, A, 7001, families=(4, 6)), by_both.append, lambda: ipv6[:1])
+        old = Discovery(DiscoverySettings(SWARM, B, 7002), by_old.append, lambda: ipv6[:1])
+        await both.start()
+        await old.start()
+        try:
+            if both.broken:
+                pytest.skip(f"NOT TESTED: mDNS over IPv6 does not work on {ipv6[0].name}")
+            await until(lambda: by_old)
+            await asyncio.sleep(0.5)
+        finally:
+            await both.stop()
+            await old.stop()
+        assert set(by_old) == {f"[{ipv6[0].address}]:7001"}
+        assert not by_both  # the other one does not listen on IPv6
+
+    run(main())

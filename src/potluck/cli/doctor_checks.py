@@ -181,6 +181,9 @@ def check_running(details: Mapping[str, Any], own_version: str) -> list[Finding]
     node = Finding("node", "ok", text)
     if own["version"] != own_version:
         node = Finding("node", "warn", f"{text}, and this command is {own_version}", "potluck leave, then potluck up")
+    if details.get("expulsion"):
+        text, _, advice = one_line(details["expulsion"]).partition("; ")
+        node = Finding("node", "fail", text, advice)
     seen, members = len(details["peers"]) + 1, len(details["members"])
     known = Finding("members", "ok", f"{counted(members, 'member')}, {seen} in sight")
     clock = Finding(

@@ -1,6 +1,7 @@
 """Where `potluck doctor` gets its facts: this machine, its files, its network, the running node. Judges nothing."""
 
 import asyncio
+import ipaddress
 import os
 import shutil
 import socket
@@ -136,15 +137,16 @@ class _Ear:
                 await each.async_close()
 
     def _open(self) -> "AsyncZeroconf":
-        from zeroconf import IPVersion
         from zeroconf.asyncio import AsyncZeroconf
 
-        return AsyncZeroconf(interfaces=[self._interface.address], ip_version=IPVersion.V4Only)
+        from potluck.swarm.discovery import ip_version
+
+        return AsyncZeroconf(interfaces=[self._interface.address], ip_version=ip_version(self._interface))
 
     def _announcement(self) -> "AsyncServiceInfo":
         from zeroconf.asyncio import AsyncServiceInfo
 
-        address = socket.inet_aton(self._interface.address)
+        address = ipaddress.ip_address(self._interface.address).packed
         return AsyncServiceInfo(_TEST_TYPE, self._name, addresses=[address], port=9, server=f"{self._name[:16]}.local.")
 
     def _on_change(

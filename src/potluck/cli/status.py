@@ -38,6 +38,8 @@ def status_lines(state: "PageState", details: dict[str, Any]) -> list[str]:
         f"swarm {swarm.id[:8]}{named}, {counted(len(details['members']), 'member')}, this node {swarm.self_id[:8]} at {details['listen']}",
         f"API {state.api.base_url}{' (asks for a key)' if state.api.needs_key else ''}, page {state.api.base_url.removesuffix('/v1')}/",
     ]
+    if details.get("expulsion"):
+        lines += ["", one_line(details["expulsion"])]
     for model in state.models:
         lines += ["", one_line(model.verdict), *([f"next: {one_line(model.fix)}"] if model.fix else [])]
         lines += layer_strip(state, model)

@@ -1,5 +1,7 @@
 """`potluck join`, `invite`, `members`, `expel`, `plan`, `leave`: a swarm at the terminal."""
 
+import getpass
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,13 +28,20 @@ from potluck.cli.running import call, running_node
 from potluck.cli.swarm_up import SwarmOptions, run_swarm_node
 from potluck.core.errors import BadRequest
 
+_MOST_INVITE_CHARACTERS = 8192
+
 if TYPE_CHECKING:
     from potluck.trust.keeper import SwarmKeeper
     from potluck.trust.records import Trust
 
 
 def join(
-    invite: Annotated[str, typer.Argument(metavar="INVITE", help="What `potluck invite` printed.")],
+    invite: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[INVITE]", help="What `potluck invite` printed; without it, or with -, it is asked for."
+        ),
+    ] = None,
     max_layers: MaxLayersOption = 0,
     memory: MemoryOption = None,
     listen: ListenOption = None,
@@ -51,7 +60,10 @@ def join(
     allow_origin: AllowOriginOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Join a swarm with an invite, take a share of its layers, and stay; Ctrl-C ends it, `potluck up` brings it back."""
+    """Join a swarm with an invite, take a share of its layers, and stay; Ctrl-C ends it, `potluck up` brings it back.
+
+    Arguments show in the machine's process list: where others use it too, type `potluck join` and paste the invite when asked.
+    """
     from potluck.net.loop import run
     from potluck.trust.invites import decode_invite
 
@@ -59,7 +71,23 @@ def join(
         None, None, max_layers, memory, listen, threads, streams, name, tuple(interface or ()), discovery, serve, chaos,
         device, batch_invariant, api_options(api, allow_host, allow_origin), as_json, own_layers,
     )  # fmt: skip
-    run(run_swarm_node(options, decode_invite(invite)))
+    run(run_swarm_node(options, decode_invite(_invite_text(invite))))
+
+
+def _invite_text(argument: str | None) -> str:
+    """From the argument, or from the terminal (unseen) or a pipe. The whole line `potluck join …` will do as well."""
+    text = argument
+    if argument is None or argument == "-":
+        is_terminal = sys.stdin.isatty()
+        text = (
+            getpass.getpass("invite (it is not shown): ")
+            if is_terminal
+            else sys.stdin.readline(_MOST_INVITE_CHARACTERS)
+        )
+    words = (text or "").split()
+    if not words:
+        raise BadRequest("there is no invite; `potluck invite` on a machine of the swarm prints one")
+    return words[-1]
 
 
 def invite(
@@ -79,9 +107,9 @@ def invite(
     if as_json:
         return print_json({"invite": text, "command": f"potluck join {text}", "expires_at": int(now_s) + good_s})
     print(f"potluck join {text}")
-    notice(
-        f"good for {uses} machine{'s' if uses > 1 else ''}, until {time.strftime('%a %d %b %H:%M', time.localtime(now_s + good_s))}"
-    )
+    until = time.strftime("%a %d %b %H:%M", time.localtime(now_s + good_s))
+    notice(f"good for {uses} machine{'s' if uses > 1 else ''}, until {until}")
+    notice("where other people use that machine too: type `potluck join` alone, and paste this line when asked")
     return None
 
 
@@ -197,11 +225,16 @@ def leave(
     forget: Annotated[
         bool, typer.Option("--forget", help="Also forget the swarm: coming back needs an invite.")
     ] = False,
+    new_key: Annotated[
+        bool, typer.Option("--new-key", help="With --forget: also take a new identity, as an expelled node needs.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """End this machine's node in good order: others take its layers first, and answers that run are not broken."""
-    from potluck.node.identity_file import own_run_file, own_swarm_file
+    from potluck.node.identity_file import own_run_file, own_swarm_file, retire_own_key
 
+    if new_key and not forget:
+        raise BadRequest("--new-key goes with --forget: the swarm knows this machine by its key")
     is_drained = True
     if own_run_file().read() is not None:
         is_drained = call("POST", "/potluck/leave", {"patience_s": patience}, patience + 10)["drained"]
@@ -209,6 +242,8 @@ def leave(
         running_node()  # says that there is none
     if forget:
         own_swarm_file().remove()
+    if new_key:
+        retire_own_key()
     if as_json:
         return print_json({"drained": is_drained, "forgotten": forget})
     print("left" if is_drained else "left; nobody else could take over all of its layers in time")

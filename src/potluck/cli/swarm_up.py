@@ -132,7 +132,10 @@ async def _show_invite(key: "NodeKey", invite: "Invite") -> None:
         try:
             link = await transport.dial(address, invite.issuer, _Silent(), DIAL_TIMEOUT_S, invite.ticket)
         except PeerRefused as refusal:
-            raise BadRequest(f"the invite was refused: {refusal.reason}; ask for a new one (potluck invite)") from None
+            advice = "ask for a new one (potluck invite)"
+            if refusal.reason == "expelled":
+                advice = "this machine's key was expelled; for another one: potluck leave --forget --new-key"
+            raise BadRequest(f"the invite was refused: {refusal.reason}; {advice}") from None
         except (PotluckError, OSError) as error:
             problems.append(f"{address}: {error}")
             continue
@@ -205,8 +208,8 @@ class _Session:
         from potluck.node.configuration_file import configured_keys, read_configuration
         from potluck.node.identity_file import own_folder
         from potluck.node.machine import memory_budget_bytes, memory_total_bytes, parse_size, reading_bytes_per_s
+        from potluck.node.own_statement import StewardSettings
         from potluck.node.serving import ServingSettings
-        from potluck.node.steward import StewardSettings
         from potluck.node.swarm_node import SwarmNodeSettings
 
         options, configuration = self._options, read_configuration()
@@ -288,7 +291,7 @@ class _Session:
         from potluck.node.identity_file import own_run_file
         from potluck.node.run_file import RunningNode
 
-        roster, addresses = self._keeper.roster, swarm.steward.addresses
+        roster, addresses = self._keeper.roster, swarm.steward.statement.addresses
         api = "" if gateway is None else gateway.address
         own_run_file().write(RunningNode(os.getpid(), swarm.node.id.hex(), roster.swarm.hex(), addresses, api))
         if self._options.as_json:

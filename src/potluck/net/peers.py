@@ -60,15 +60,20 @@ class PeerLinks:
             raise WrongPeer(f"node {short_id(link.peer)} answers there, which is not one of this swarm")
         return link.peer
 
-    def drop(self, node: bytes, reason: str) -> None:
-        """Cuts every link with a node, and reports it lost; what waited for one is forgotten. It may not come back by itself."""
+    def drop(self, node: bytes, reason: str, farewell: Message | None = None) -> None:
+        """Cuts every link with a node, and reports it lost; what waited for one is forgotten. It may not come back by itself.
+
+        `farewell`: the last that it hears; nothing that it still says is heeded.
+        """
         was_waiting = self._waiting.pop(node, None) is not None
         for bulk in list(self._bulk_links.get(node, ())):
             self.on_lost(bulk, reason)
             bulk.abort()
         links = self._links.pop(node, [])
+        if links and farewell is not None:
+            self._send_on(links[-1], farewell, b"")
         for link in links:
-            link.abort()
+            link.close() if farewell is not None else link.abort()
         if links or was_waiting:
             _LOG.info("links with node %s cut: %s", short_id(node), reason)
             self._on_lost(node, reason)

@@ -34,8 +34,8 @@ from potluck.gateway.page_state import (
 )
 from potluck.identity.keys import short_id
 from potluck.node.bulk_peer import WeightSource
+from potluck.node.duty import ModelDuty
 from potluck.node.link_measuring import LinkMeasure, LinkMeasuring
-from potluck.node.steward import ModelDuty
 from potluck.node.swarm_node import News, SwarmNode
 from potluck.orchestrator.tracing import TraceSummary, TraceView
 from potluck.orchestrator.watching import Watched
@@ -191,9 +191,10 @@ class NodeAdministration(Administration):
             ],
             "plans": [self._plan_details(duty) for duty in self._swarm.steward.duties.values()],
             "duplicates": self._duplicates(),
+            "expulsion": self._swarm.expulsion,
             "counters": dict(self._swarm.node.counters),
             "listen": self._swarm.address,
-            "addresses": self._swarm.steward.addresses,
+            "addresses": self._swarm.steward.statement.addresses,
             "processes": self._processes(),
             "peers": self._peers(),
             "discovery": self._discovery(),
@@ -292,7 +293,11 @@ class NodeAdministration(Administration):
             raise BadRequest(f"an invite is good for a minute to a year, and for 1 to {_MOST_USES} machines")
         now_s = time.time()
         invite = self._swarm.keeper.invite(
-            Trust(wanted.trust), wanted.uses, int(now_s) + wanted.expires_s, self._swarm.steward.addresses, now_s
+            Trust(wanted.trust),
+            wanted.uses,
+            int(now_s) + wanted.expires_s,
+            self._swarm.steward.statement.addresses,
+            now_s,
         )
         text = encode_invite(invite)
         return InviteReply(text, f"potluck join {text}")

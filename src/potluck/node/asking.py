@@ -55,7 +55,7 @@ _CHOICES_AHEAD = 16  # frames that wait for a slow reader; no answer runs furthe
 async def _fetch_text_side(node: Node, info: ShardInfo) -> tuple[Manifest, TokenizerSpec]:
     """Manifest and tokenizer from the first holder that has what the hash covers. Raises what the last one did wrong."""
     error: Exception = ShardUnavailable(f"nobody there serves {info.model}")
-    for holder in node.orchestrator.store.holders(info.model, info.weights_sha256):
+    for holder in node.orchestrator.store.holders(info.weights_sha256):
         try:
             return check_tokenizer(
                 *await node.orchestrator.fetch_tokenizer(holder, info.weights_sha256), info.weights_sha256
@@ -91,14 +91,15 @@ class RemoteModel:
         if not fitting:
             raise ShardUnavailable(f"nobody there serves {name or 'any model'}")
         names = sorted({info.model for info in fitting})
-        if len(names) > 1:
+        is_one = len({info.weights_sha256 for info in fitting}) == 1  # whatever its holders call it
+        if len(names) > 1 and not is_one:
             raise BadRequest(f"several models are on offer ({', '.join(names)}); choose one with --model")
-        if len(fitting) > 1:
+        if not is_one:
             hashes = ", ".join(sorted(info.weights_sha256[:12] for info in fitting))
             raise WeightsMismatch(
                 f"{names[0]} is on offer with different weights ({hashes}); leave out one kind of holder"
             )
-        info = fitting[0]
+        info = min(fitting, key=lambda info: info.model)
         manifest, spec = await _fetch_text_side(node, info)
         return cls(node, info, manifest.facts, Tokenizer(spec), ChatTemplate(spec.chat_template, spec))
 

@@ -15,6 +15,13 @@ def own_key() -> NodeKey:
     return load_or_create_key(path)
 
 
+def retire_own_key() -> None:
+    """The key is put aside; the next start makes a new one, which nobody knows."""
+    path = key_path()
+    if path.exists():
+        path.replace(path.with_suffix(".key.old"))
+
+
 def own_swarm_file() -> SwarmFile:
     """Beside the key; whether there is one says whether the node belongs to a swarm."""
     return SwarmFile(key_path().with_suffix(".swarm"))

@@ -23,6 +23,7 @@ from potluck.trust.admission import Admission
 from potluck.trust.roster import Roster
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
+    AgedRecord,
     BulkLink,
     Chaos,
     ChunkData,
@@ -38,6 +39,7 @@ from potluck.wire.messages import (
     Open,
     Opened,
     Probed,
+    Records,
     Refused,
     Result,
     Rewired,
@@ -68,7 +70,7 @@ class Node:
         self._admission = admission
         self.counters: Counter[str] = Counter()
         self.metrics = Metrics()
-        self.weights = WeightServer()
+        self.weights = WeightServer(self._may_fetch, self._may_be_asked_by)
         self.links = PeerLinks(
             self.id, transport, self._on_message, self._on_lost, may_link=self._may_link, bulk=self.weights
         )
@@ -162,12 +164,24 @@ class Node:
     def may_ask(self) -> bool:
         """Whether others would answer this node; a node that has just joined does not know yet, and tries."""
         roster = None if self._admission is None else self._admission.keeper.roster
-        return roster is None or roster.trust_of(self.id) is None or roster.may_ask(self.id)
+        if roster is None or roster.is_expelled(self.id):
+            return roster is None
+        return roster.trust_of(self.id) is None or roster.may_ask(self.id)
+
+    def _may_be_asked_by(self, node: bytes) -> bool:
+        return self._admission is None or self._admission.keeper.roster.may_ask(node)
+
+    def _may_fetch(self, node: bytes) -> bool:
+        """Weights are for those who may serve them: whoever is only in touch, or only asks, needs none (HearthNet §5.9)."""
+        return self._admission is None or self._admission.keeper.roster.may_serve(node)
 
     def _may_link(self, node: bytes) -> bool:
         return self._admission is None or self._admission.keeper.may_link(node)
 
     def _on_roster(self, before: Roster, after: Roster) -> None:
+        for node in self.links.linked():  # whoever is thrown out hears who said so, as long as there is a link
+            if (record := after.expulsion_record(node)) is not None:
+                self.links.drop(node, "expelled", Records((AgedRecord(record, 0),)))
         self.links.drop_unwelcome("not a member any more")
 
     def metrics_page(self) -> bytes:
@@ -222,7 +236,7 @@ class Node:
         return None
 
     def _on_open(self, sender: bytes, message: Open, body: bytes) -> None:
-        if self._admission is not None and not self._admission.keeper.roster.may_ask(sender):
+        if not self._may_be_asked_by(sender):
             self.counters["may_not_ask"] += 1
             return self._refuse(sender, message, NotEntitled("this node may not ask here"))
         server = self._server_for(message)
@@ -241,7 +255,7 @@ class Node:
         fitting = [
             s
             for s in self.shards
-            if (s.settings.model, s.settings.weights_sha256) == (message.model, message.weights_sha256)
+            if s.settings.weights_sha256 == message.weights_sha256
             and s.settings.stage.start <= message.stage.start
             and message.stage.stop <= s.settings.stage.stop
             and s.settings.stage.has_embedding >= message.stage.has_embedding
@@ -258,7 +272,7 @@ class Node:
 
     def _suffer(self, sender: bytes) -> None:
         """Kills this node's workers, as the chaos button of somebody who may also ask wants it."""
-        may_ask = self._admission is None or self._admission.keeper.roster.may_ask(sender)
+        may_ask = self._may_be_asked_by(sender)
         self.counters["chaos" if self.allows_chaos and may_ask else "chaos_refused"] += 1
         if self.allows_chaos and may_ask:
             for shard in self.shards:
@@ -272,6 +286,10 @@ class Node:
         return Described(nonce, self.id, __version__, tuple(s.info() for s in self.shards), os.getpid(), pids)
 
     def _tokenizer(self, sender: bytes, message: GetTokenizer) -> SendTo:
+        if not self._may_be_asked_by(sender):
+            self.counters["may_not_ask"] += 1
+            refusal = NotEntitled("this node may not ask here")
+            return SendTo(sender, None, Failed(message.nonce, refusal.code, str(refusal)))
         model = self._models.get(message.weights_sha256) or self.weights.offered(message.weights_sha256)
         if model is None:
             error = ModelNotFound("this node does not have that model")

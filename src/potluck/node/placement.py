@@ -18,6 +18,8 @@ from potluck.wire.messages import Stage
 
 _FLOAT_FORMATS = ("F32", "BF16", "F16")
 _GUESSED_BYTES_PER_S = 8e9  # of a machine that has not said how fast it is
+_KV_PAGE_TOKENS = 64  # as the engine has it
+_LEAST_KV_BYTES = 64 << 20
 _UNKNOWN_LINK = Link(round_trip_s=0.001, bytes_per_s=100e6)
 
 
@@ -39,6 +41,14 @@ def kv_bytes_per_token(facts: ModelFacts, manifest: Manifest) -> int:
     """Of one layer: keys and values, as halves for quantised models and as floats for others."""
     is_float = all(record.format in _FLOAT_FORMATS for record in manifest.tensors)
     return 2 * facts.kv_head_count * facts.head_size * (4 if is_float else 2)
+
+
+def kv_budget_bytes(costs: ModelCosts, stage: Stage, memory_budget_bytes: int) -> int:
+    """What the plan set aside for sessions on this stage, each with the page that it does not fill; a little more for small models."""
+    tokens = (costs.context_tokens + _KV_PAGE_TOKENS) * costs.streams
+    planned_bytes = (stage.stop - stage.start) * costs.kv_bytes_per_token * tokens
+    room_bytes = max(0, memory_budget_bytes - costs.weight_bytes(stage))
+    return max(planned_bytes, min(_LEAST_KV_BYTES, room_bytes))
 
 
 def node_offers(

@@ -14,13 +14,14 @@ import msgspec
 
 from potluck.core.errors import BadRequest
 from potluck.core.exactness import KNOWN_ARITHMETICS
-from potluck.identity.keys import NodeKey
+from potluck.identity.keys import NodeKey, short_id
 from potluck.identity.signed import Signed
 from potluck.net.addresses import format_address, parse_address
 from potluck.net.tls import TlsTransport
 from potluck.node.node import Node
+from potluck.node.own_statement import StewardSettings
 from potluck.node.placement import links_of
-from potluck.node.steward import Steward, StewardSettings
+from potluck.node.steward import Steward
 from potluck.swarm.acceptance import Trust
 from potluck.swarm.adverts import Advert, LinkFigures
 from potluck.swarm.discovery import DiscoverySettings
@@ -36,7 +37,7 @@ from potluck.weights.store import ModelStore
 
 _LOG = logging.getLogger(__name__)
 _NEWS_KEPT = 200
-_ANY_HOST = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
+_ANY_IPV4, _ANY_IPV6 = "0.0.0.0", "::"  # noqa: S104 - only where the user says so
 
 
 class News(msgspec.Struct, frozen=True):
@@ -76,6 +77,7 @@ class SwarmNode:
         self.on_changed: list[Callable[[], None]] = []
         self.service: SwarmService | None = None
         self._key, self._say = key, say
+        self._has_told_expulsion = False
         self.steward = Steward(
             self.node, store, settings.steward, lambda: keeper.roster, self._publish, self._link_figures, progress, self._note
         )  # fmt: skip
@@ -86,8 +88,8 @@ class SwarmNode:
         return f"<SwarmNode {self.node!r} {self.service!r} {self.steward!r}>"
 
     async def start(self) -> None:
-        self.address = await self.node.listen(self.settings.listen)
-        self.steward.addresses = reachable_addresses(self.address, self.settings.interfaces)
+        self.address = await self._listen()
+        self.steward.statement.addresses = reachable_addresses(self.address, self.settings.interfaces)
         trust = Trust(accept=self._accept, is_member=self.keeper.may_link, is_expelled=self._is_expelled)
         self.service = SwarmService(
             self._key, self.node.links, trust, self._service_settings(), self._on_view, self._on_event
@@ -96,7 +98,17 @@ class SwarmNode:
         self.node.on_peer_lost = self.service.on_lost
         self.keeper.on_change.append(self._on_roster)
         await self.service.start(self.keeper.roster.records())
+        if self.keeper.roster.is_expelled(self.node.id):
+            self._on_expelled(self.service)
         self.steward.start()
+
+    async def _listen(self) -> str:
+        """On "[::]:port" both families are heard: a system gives an IPv6 listener IPv6 only."""
+        address = await self.node.listen(self.settings.listen)
+        host, port = parse_address(address)
+        if host == _ANY_IPV6:
+            await self.node.listen(format_address(_ANY_IPV4, port))
+        return address
 
     async def stop(self) -> None:
         await self.steward.stop()
@@ -107,7 +119,9 @@ class SwarmNode:
 
     def _service_settings(self) -> SwarmSettings:
         host, port = parse_address(self.address)
-        discovery = DiscoverySettings(self.keeper.roster.swarm, self.node.id, port, self.settings.interfaces)
+        discovery = DiscoverySettings(
+            self.keeper.roster.swarm, self.node.id, port, self.settings.interfaces, listening_families(host)
+        )
         is_only_here = host in ("127.0.0.1", "::1", "localhost") and not self.settings.interfaces
         return SwarmSettings(
             peers_file=self.settings.folder / "peers", incarnation_file=self.settings.folder / "incarnation",
@@ -156,7 +170,28 @@ class SwarmNode:
         if fresh:
             self.service.add_records(fresh)
         self.service.drop_strangers()
+        if self.keeper.roster.is_expelled(self.node.id):
+            self._on_expelled(self.service)
         self._on_view(self.service.view)  # who may serve, and what, may have changed with it
+
+    def _on_expelled(self, service: SwarmService) -> None:
+        service.expelled()
+        if not self._has_told_expulsion:
+            self._has_told_expulsion = True
+            _LOG.warning("%s", self.expulsion)
+            self._note(self.expulsion)
+
+    @property
+    def expulsion(self) -> str:
+        """What its user should know where this node was thrown out; empty where it was not."""
+        roster = self.keeper.roster
+        swarm = roster.name or roster.swarm.hex()[:8]
+        advice = "ask for a new invite, then type here: potluck leave --forget --new-key, and potluck join"
+        if (signer := roster.expelled_by(self.node.id)) is not None:
+            return f"this node was expelled from swarm {swarm} by {short_id(signer)}; {advice}"
+        if self.service is not None and (teller := self.service.refused_as_expelled_by) is not None:
+            return f"{short_id(teller)} says that this node was expelled from swarm {swarm}; if that is so, {advice}"
+        return ""
 
     def _note(self, text: str) -> None:
         self._say(text)
@@ -176,10 +211,16 @@ class SwarmNode:
 def reachable_addresses(bound: str, named: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Where others can reach a listener: its own address, or that of each sensible interface."""
     host, port = parse_address(bound)
-    if host not in _ANY_HOST:
+    if host not in (_ANY_IPV4, _ANY_IPV6):
         return (bound,)
-    chosen = choose_interfaces(read_interfaces(), named)
+    families = listening_families(host)
+    chosen = choose_interfaces([each for each in read_interfaces() if each.family in families], named)
     found = tuple(dict.fromkeys(format_address(interface.address, port) for interface in chosen))
     if not found:
         raise BadRequest("no network interface is up; listen on 127.0.0.1 to try things out on this machine alone")
     return found[:8]
+
+
+def listening_families(host: str) -> tuple[int, ...]:
+    """4, 6 or both: what a listener on this host hears."""
+    return (4, 6) if host == _ANY_IPV6 else (6,) if ":" in host else (4,)

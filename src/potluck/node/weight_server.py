@@ -5,12 +5,12 @@ Whoever asks compares what comes with the manifest, so nothing is hashed here. K
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
-from potluck.core.errors import LinkError, ModelNotFound, PotluckError, WeightsMissing
+from potluck.core.errors import LinkError, ModelNotFound, NotEntitled, PotluckError, WeightsMissing
 from potluck.net.link import Link
 from potluck.weights.checkpoint import TensorEntry
 from potluck.weights.manifest import CHUNK_BYTES
@@ -78,7 +78,13 @@ def _read(path: Path, offset: int, size_bytes: int) -> bytes:
 class WeightServer:
     """The handler of links that peers opened for bulk."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        may_fetch: Callable[[bytes], bool] = lambda node: True,
+        may_ask: Callable[[bytes], bool] = lambda node: True,
+    ) -> None:
+        """`may_fetch`: who gets weights; `may_ask`: who gets a model's tokenizer, which whoever asks questions needs."""
+        self._may_fetch, self._may_ask = may_fetch, may_ask
         self.counters: Counter[str] = Counter()
         self._offered: dict[str, OfferedWeights] = {}
         self._busy: Counter[Link] = Counter()  # requests being read
@@ -100,6 +106,11 @@ class WeightServer:
     def on_message(self, link: Link, message: Message, body: bytes) -> None:
         if not isinstance(message, GetTokenizer | GetHoldings | GetChunk) or body:
             self.counters["not_for_bulk_links"] += 1
+            return
+        if not (self._may_ask if isinstance(message, GetTokenizer) else self._may_fetch)(link.peer):
+            self.counters["may_not_fetch"] += 1
+            error = NotEntitled("this node is not trusted to hold these weights")
+            self._send(link, Failed(message.nonce, error.code, str(error)))
             return
         if self._busy[link] >= MAX_REQUESTS or link.queued_bytes > MAX_QUEUED_BYTES:
             self.counters["too_many_chunk_requests"] += 1

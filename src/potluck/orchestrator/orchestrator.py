@@ -367,7 +367,7 @@ class PipelineOrchestrator:
     ) -> list[Candidate]:
         now_s = time.monotonic()
         allows_own = allows_local or own == "equal"
-        return self.store.candidates(request.model, request.weights_sha256, None, allows_own, now_s, own)
+        return self.store.candidates(request.weights_sha256, None, allows_own, now_s, own)
 
     def _generation(self, request: GenerationRequest, params: DistributedChatParams) -> Generation:
         def repick(

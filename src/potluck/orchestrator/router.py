@@ -80,7 +80,7 @@ class ShardRouter:
 
     def _cover(self, info: ShardInfo, excluded: frozenset[bytes]) -> Pipeline:
         allows_own = self._settings.allow_self_as_shard
-        candidates = self._store.candidates(info.model, info.weights_sha256, info.arithmetic, allows_own)
+        candidates = self._store.candidates(info.weights_sha256, info.arithmetic, allows_own)
         wanted = Stage(0, info.layer_count, True, True)
         others = [candidate for candidate in candidates if candidate.node not in excluded]
         usable = [candidate for candidate in others if not candidate.is_full]

@@ -90,18 +90,18 @@ class ShardStore:
         """Every model that is on offer, by name and hash, with one of its shards as an example."""
         return {(i.model, i.weights_sha256): i for _, described in self._offers.values() for i in described.shards}
 
-    def holders(self, model: str, weights_sha256: str) -> list[bytes]:
+    def holders(self, weights_sha256: str) -> list[bytes]:
         return [
             node
             for node, (_, described) in self._offers.items()
-            if any(i.model == model and i.weights_sha256 == weights_sha256 for i in described.shards)
+            if any(i.weights_sha256 == weights_sha256 for i in described.shards)
         ]
 
     def candidates(
-        self, model: str, weights_sha256: str, arithmetic: int | None, allows_own: bool, now_s: float = float("inf"),
+        self, weights_sha256: str, arithmetic: int | None, allows_own: bool, now_s: float = float("inf"),
         own: Literal["last", "equal", "first"] = "last",
     ) -> list[Candidate]:  # fmt: skip
-        """Shards of exactly this model. One's own come only where they are allowed, and then in the place that `own` says.
+        """Shards of exactly this model, whatever its name. One's own come only where they are allowed, in the place that `own` says.
 
         `arithmetic` None: of any that is known here. Without a time nobody is suspect.
         """
@@ -109,7 +109,7 @@ class ShardStore:
         for node, (address, described) in self._offers.items():
             for info in described.shards:
                 wanted = KNOWN_ARITHMETICS if arithmetic is None else (arithmetic,)
-                is_same = (info.model, info.weights_sha256) == (model, weights_sha256) and info.arithmetic in wanted
+                is_same = info.weights_sha256 == weights_sha256 and info.arithmetic in wanted
                 is_own = node in self._own
                 if is_same and (allows_own or not is_own):
                     depth = info.queue_depth + (_SPARES_LATER if info.is_spare else 0)
@@ -131,10 +131,10 @@ class ShardStore:
         names = {i.weights_sha256 for _, d in self._offers.values() for i in d.shards if i.model == model}
         for _, described in self._offers.values():
             for info in described.shards:
-                if info.model == model and info.weights_sha256 == weights_sha256:
+                if info.weights_sha256 == weights_sha256:
                     for layer in range(info.stage.start, min(info.stage.stop, layer_count)):
                         held[layer] = True
-        if names and weights_sha256 not in names:
+        if names and weights_sha256 not in names and not any(held):
             return WeightsMismatch(f"nobody holds {model} with weights {weights_sha256[:12]}")
         missing = [str(layer) for layer, is_held in enumerate(held) if not is_held]
         what = f"holds layer {', '.join(missing)} of" if missing else "has the ends of"

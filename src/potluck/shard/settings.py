@@ -38,9 +38,9 @@ class ShardState(msgspec.Struct, frozen=True):
 def objection(message: Open, settings: ShardSettings, streams: int, *, is_known: bool) -> tuple[str, str] | None:
     """Why a session cannot be opened here, as code and words; None where it can, as far as the daemon knows."""
     mine, wanted = settings.stage, message.stage
-    if message.model != settings.model:
-        return "bad_request", f"this shard serves {settings.model}, not {message.model}"
-    if message.weights_sha256 != settings.weights_sha256:
+    if message.weights_sha256 != settings.weights_sha256:  # the same weights may have another name elsewhere
+        if message.model != settings.model:
+            return "bad_request", f"this shard serves {settings.model}, not {message.model}"
         return "weights_mismatch", "this shard holds other weights under that name"
     if message.arithmetic != settings.arithmetic:
         return "weights_mismatch", f"this shard computes by arithmetic {settings.arithmetic}, not {message.arithmetic}"

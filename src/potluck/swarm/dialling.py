@@ -46,6 +46,7 @@ class Dialler:
         self._first: list[bytes] | None = None
         self._probe_s = self._decide_s = 0.0
         self._probes_left = 0
+        self._paused_until_s = 0.0
 
     def __repr__(self) -> str:
         return f"<Dialler {len(self._addresses)} there, {len(self._absent)} absent, {len(self._under_way)} under way>"
@@ -116,9 +117,13 @@ class Dialler:
 
     # ------------------------------------------------------------ decisions
 
+    def pause(self, until_s: float) -> None:
+        """Nobody is dialled before then: they all said that this node is not welcome."""
+        self._paused_until_s = until_s
+
     def decide(self, linked: Collection[bytes], now_s: float) -> list[Dial]:
         """Whom to dial now; each is under way until `succeeded` or `failed`."""
-        if now_s < self._decide_s:
+        if now_s < self._decide_s or now_s < self._paused_until_s:
             return []
         self._decide_s = now_s + _DECIDE_EVERY_S
         lacking = [node for node in self._wanted() if node not in linked]
@@ -137,7 +142,7 @@ class Dialler:
 
     def begin(self, dial: Dial, now_s: float) -> bool:
         """Somebody else wants this dial; False where it is under way already."""
-        if _name(dial) in self._under_way:
+        if _name(dial) in self._under_way or now_s < self._paused_until_s:
             return False
         self._under_way[_name(dial)] = now_s
         return True

@@ -5,8 +5,8 @@ followed. Needs no privilege.
 """
 
 import asyncio
+import ipaddress
 import logging
-import socket
 from collections.abc import Callable, Coroutine, Sequence
 
 import msgspec
@@ -24,15 +24,20 @@ _PREFIX_CHARACTERS = 16  # of a node's id: enough to tell nodes apart, and nobod
 _REFRESH_S = 5.0
 _RESOLVE_MS = 3000
 _MAX_RESOLVING = 32
+_ORDER = (IPVersion.V4Only, IPVersion.V6Only)
 
 
 class DiscoverySettings(msgspec.Struct, frozen=True):
-    """`swarm` None: of whichever swarm (before joining one). `port` None: look, but do not announce."""
+    """`swarm` None: of whichever swarm (before joining one). `port` None: look, but do not announce.
+
+    `families`: what the node listens on, 4 or 6 or both; only such addresses are announced.
+    """
 
     swarm: bytes | None
     node: bytes
     port: int | None
     named_interfaces: tuple[str, ...] = ()
+    families: tuple[int, ...] = (4,)
 
 
 OnFound = Callable[[str], None]
@@ -122,9 +127,9 @@ class _Responder:
 
     async def start(self) -> None:
         """Raises OSError and zeroconf's errors."""
-        self._zeroconf = AsyncZeroconf(interfaces=[self._interface.address], ip_version=IPVersion.V4Only)
+        self._zeroconf = AsyncZeroconf(interfaces=[self._interface.address], ip_version=ip_version(self._interface))
         self._browser = AsyncServiceBrowser(self._zeroconf.zeroconf, SERVICE_TYPE, handlers=[self._on_change])
-        if self._settings.port is not None:
+        if self._settings.port is not None and self._interface.family in self._settings.families:
             self._info = service_info(self._settings, self._interface.address)
             await self._zeroconf.async_register_service(self._info, allow_name_change=True)
 
@@ -164,13 +169,17 @@ class _Responder:
             _LOG.warning("a neighbour on %s could not be looked up: %s", self._interface.name, error)
 
 
+def ip_version(interface: Interface) -> IPVersion:
+    return IPVersion.V4Only if interface.family == 4 else IPVersion.V6Only
+
+
 def service_info(settings: DiscoverySettings, address: str) -> AsyncServiceInfo:
     prefix = settings.node.hex()[:_PREFIX_CHARACTERS]
     properties = {"swarm": (settings.swarm or b"").hex(), "node": prefix, "protocol": str(PROTOCOL_VERSION)}
     return AsyncServiceInfo(
         SERVICE_TYPE,
         f"{prefix}.{SERVICE_TYPE}",
-        addresses=[socket.inet_aton(address)],
+        addresses=[ipaddress.ip_address(address).packed],
         port=settings.port or 0,
         properties=properties,
         server=f"potluck-{prefix}.local.",
@@ -185,4 +194,6 @@ def found_addresses(info: AsyncServiceInfo, settings: DiscoverySettings) -> list
     is_understood = told.get(b"protocol") == str(PROTOCOL_VERSION).encode()
     if is_own or not is_ours or not is_understood or not info.port:
         return []
-    return [format_address(address, info.port) for address in info.parsed_addresses(IPVersion.V4Only)[:8]]
+    told_addresses = [address for version in _ORDER for address in info.parsed_addresses(version)]
+    usable = [address for address in told_addresses if not ipaddress.ip_address(address).is_link_local]
+    return [format_address(address, info.port) for address in usable[:8]]

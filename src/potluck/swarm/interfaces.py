@@ -3,7 +3,7 @@
 import ipaddress
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import psutil
@@ -16,11 +16,16 @@ _VIRTUAL = re.compile(
 
 
 class Interface(msgspec.Struct, frozen=True, order=True):
-    """One IPv4 address of an interface."""
+    """One address of an interface."""
 
     name: str
     address: str
     is_up: bool = True
+
+    @property
+    def family(self) -> int:
+        """4 or 6."""
+        return ipaddress.ip_address(self.address).version
 
     @property
     def is_loopback(self) -> bool:
@@ -34,19 +39,35 @@ class Interface(msgspec.Struct, frozen=True, order=True):
 def choose_interfaces(interfaces: Sequence[Interface], named: Sequence[str] = ()) -> list[Interface]:
     """`named` (names or addresses) where any are given; otherwise real ones, else virtual ones, else loopback."""
     if named:
-        return sorted(each for each in interfaces if each.name in named or each.address in named)
+        return _ordered(each for each in interfaces if each.name in named or each.address in named)
     up = [each for each in interfaces if each.is_up]
     outside = [each for each in up if not each.is_loopback]
     real = [each for each in outside if not each.looks_virtual]
-    return sorted(real or outside or up)
+    return _ordered(real or outside or up)
+
+
+def _ordered(interfaces: Iterable[Interface]) -> list[Interface]:
+    """IPv4 first: that is what every node of a home listens on."""
+    return sorted(interfaces, key=lambda each: (each.family, each))
 
 
 def read_interfaces() -> list[Interface]:
-    """Every IPv4 address of this machine."""
+    """Every IPv4 address of this machine, and for each interface the IPv6 one that lasts longest."""
     states = psutil.net_if_stats()
-    return [
-        Interface(name, each.address, name in states and states[name].isup)
-        for name, addresses in psutil.net_if_addrs().items()
-        for each in addresses
-        if each.family == socket.AF_INET
-    ]
+    found = []
+    for name, addresses in psutil.net_if_addrs().items():
+        is_up = name in states and states[name].isup
+        found += [Interface(name, each.address, is_up) for each in addresses if each.family == socket.AF_INET]
+        lasting = lasting_ipv6(each.address for each in addresses if each.family == socket.AF_INET6)
+        found += [Interface(name, lasting, is_up)] if lasting is not None else []
+    return found
+
+
+def lasting_ipv6(addresses: Iterable[str]) -> str | None:
+    """One that others can dial: of the site where there is one, else a global one.
+
+    Link-local ones are left out: they mean something only together with the name of an interface on the machine that dials.
+    """
+    parsed = [ipaddress.IPv6Address(address.partition("%")[0]) for address in addresses]
+    usable = [each for each in parsed if not each.is_link_local and not each.is_multicast and not each.is_unspecified]
+    return str(min(usable, key=lambda each: (each.is_global, each))) if usable else None

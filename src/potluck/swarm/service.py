@@ -5,6 +5,7 @@ Owns the clock's ticks, dials, the discovery and the files; decides nothing.
 
 import asyncio
 import logging
+import math
 import random
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from potluck.core.errors import DialFailed, PotluckError
+from potluck.core.errors import DialFailed, PeerRefused, PotluckError
 from potluck.identity.keys import NodeKey, short_id
 from potluck.identity.signed import Signed
 from potluck.net.peers import PeerLinks
@@ -36,6 +37,8 @@ _VIEW_DELAY_S = 0.05  # so that a burst of changes makes one view
 _SAVE_LOOK_S = 2.0  # a node may be killed at any moment, and find nobody again where they were not written down
 _MAX_DIALS = 32
 _FAREWELL_S = 0.2
+EXPELLED = "expelled"  # what a door says to whoever was thrown out
+_EXPELLED_PAUSE_S = 60.0  # before others are tried that may say something else
 
 
 class SwarmSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +86,7 @@ class SwarmService:
         self._told_changes = -1
         self._view_timer: asyncio.TimerHandle | None = None
         self._is_stopping = False
+        self.refused_as_expelled_by: bytes | None = None  # the last member that said so, while nobody says otherwise
         self.failure: BaseException | None = None  # of a task that should never end
 
     def __repr__(self) -> str:
@@ -135,6 +139,12 @@ class SwarmService:
     def drop_strangers(self) -> None:
         self._apply(self.membership.drop_strangers(self._clock()))
 
+    def expelled(self) -> None:
+        """This node was thrown out, by a signed record: it lets everybody be."""
+        self.membership.dialler.pause(math.inf)
+        for node in self._links.linked():
+            self._links.drop(node, "this node was expelled")
+
     def found(self, address: str) -> None:
         self.membership.found(address, self._clock())
 
@@ -185,7 +195,17 @@ class SwarmService:
                     error = failure
                     continue
                 return self._dialled(dial, peer)
+        if isinstance(error, PeerRefused) and error.reason == EXPELLED and dial.node is not None:
+            self._turned_away(dial.node)
         return self._apply(self.membership.dial_failed(dial, str(error), self._clock()))
+
+    def _turned_away(self, node: bytes) -> None:
+        """One member's word is no proof, so it is only heeded while nobody else speaks to this node."""
+        if not self._links.linked():
+            if self.refused_as_expelled_by is None:
+                _LOG.warning("node %s says that this node was expelled from the swarm", short_id(node))
+            self.refused_as_expelled_by = node
+            self.membership.dialler.pause(self._clock() + _EXPELLED_PAUSE_S)
 
     def _dialled(self, dial: Dial, peer: bytes) -> None:
         if peer == self._node or not self._trust.is_member(peer):
@@ -193,6 +213,7 @@ class SwarmService:
             self._apply(self.membership.dial_failed(dial, "not a member of this swarm", self._clock()))
             self._links.drop(peer, "not a member of this swarm")
         else:
+            self.refused_as_expelled_by = None
             self._apply(self.membership.dialled(dial, peer, self._clock()))
 
     async def _tick(self) -> None:

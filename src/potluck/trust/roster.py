@@ -105,6 +105,14 @@ class Roster:
         signers = (signer for signer, _ in self._stated(("expulsion", node)) if self._delegation(signer).may_expel)
         return min(signers, default=None)
 
+    def expulsion_record(self, node: bytes) -> Signed | None:
+        """By which a node is out."""
+        signer = self.expelled_by(node)
+        if signer is None:
+            return None
+        slots = self._founders if signer == self.founder else self._others[signer]
+        return slots["expulsion", node].signed
+
     def may_invite(self, node: bytes) -> bool:
         return node == self.founder or self._delegation(node).may_invite
 

@@ -107,6 +107,13 @@ def test_versions_arithmetic_and_clones() -> None:
     assert "10.0.0.1:1 and 10.0.0.2:1" in found["duplicate ids"].text
 
 
+def test_a_node_that_was_expelled_is_told_so_and_what_to_do() -> None:
+    told = "this node was expelled from swarm home by aabbccdd; ask for a new invite, then type here: potluck join"
+    found = checks.check_running(details(expulsion=told), "1")[0]
+    assert (found.verdict, found.text) == ("fail", "this node was expelled from swarm home by aabbccdd")
+    assert found.next.startswith("ask for a new invite")
+
+
 def test_peers_that_are_gone_slow_or_cannot_be_measured() -> None:
     assert checks.check_peer(PEER | {"is_connected": False}, None).verdict == "fail"
     assert checks.check_peer(PEER | {"rtt_ms": 80.0}, None).verdict == "warn"

@@ -15,7 +15,7 @@ from potluck.trust.keeper import SwarmKeeper
 from potluck.trust.records import Trust
 from potluck.trust.swarm_file import SwarmFile
 from potluck.wire.effects import SendTo
-from potluck.wire.messages import Message, Refused
+from potluck.wire.messages import Failed, GetChunk, GetHoldings, GetTokenizer, Message, Refused
 from tests.support.link_ends import run_test
 from tests.support.wire_messages import describe, opening
 
@@ -117,5 +117,68 @@ def test_a_node_without_layers_refuses_a_session_instead_of_seeming_dead(tmp_pat
         assert [(type(answer), getattr(answer, "code", "")) for answer in answers] == [(Refused, "shard_unavailable")]
         for node in (guest, founder):
             await node.stop()
+
+    run_test(main())
+
+
+def test_an_expelled_member_hears_who_expelled_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        keeper = SwarmKeeper.found(FOUNDER, SwarmFile(tmp_path / "founder.swarm"))
+        founder = member_node(network, FOUNDER, keeper)
+        guest = await join(network, GUEST, keeper, await founder.listen("memory:0"), Trust.TRUSTED, tmp_path)
+        guest._send(SendTo(FOUNDER.node_id, None, describe()))
+        await settle()
+        assert guest._admission
+        own = guest._admission.keeper
+        guest.on_swarm_message = lambda node, message: own.take_all(aged.record for aged in message.records)  # type: ignore[union-attr]
+        assert guest.may_ask
+        keeper.expel(GUEST.node_id)
+        await settle()
+        assert own.roster.expelled_by(GUEST.node_id) == FOUNDER.node_id
+        assert not guest.may_ask
+        for node in (guest, founder):
+            await node.stop()
+
+    run_test(main())
+
+
+class SilentLink:
+    """The end of a link that keeps what is sent."""
+
+    queued_bytes = 0
+
+    def __init__(self, peer: bytes) -> None:
+        self.peer, self.sent = peer, list[Message]()
+
+    def send(self, message: Message, body: bytes = b"") -> None:
+        self.sent.append(message)
+
+
+@pytest.mark.parametrize(
+    ("trust", "chunk", "tokenizer"),
+    [
+        (Trust.INVITED, "not_entitled", "not_entitled"),
+        (Trust.MEMBER, "not_entitled", "model_not_found"),
+        (Trust.TRUSTED, "model_not_found", "model_not_found"),
+    ],
+)
+def test_weights_are_given_to_those_who_may_serve_and_tokenizers_to_those_who_may_ask(
+    tmp_path: Path, trust: Trust, chunk: str, tokenizer: str
+) -> None:
+    async def main() -> None:
+        keeper = SwarmKeeper.found(FOUNDER, SwarmFile(tmp_path / "founder.swarm"))
+        founder, link = member_node(MemoryNetwork(), FOUNDER, keeper), SilentLink(GUEST.node_id)
+        keeper.admit(GUEST.node_id, trust)
+        for request in (GetChunk(1, "5" * 64, "tensor", 0), GetHoldings(2, "5" * 64), GetTokenizer(3, "5" * 64)):
+            founder.weights.on_message(link, request, b"")  # type: ignore[arg-type]
+            await settle()
+        codes = [answer.code for answer in link.sent if isinstance(answer, Failed)]
+        assert codes == [chunk, chunk, tokenizer]
+        answer = founder._tokenizer(GUEST.node_id, GetTokenizer(4, "5" * 64)).message
+        assert isinstance(answer, Failed)
+        assert answer.code == tokenizer
+        assert founder.weights.counters["may_not_fetch"] == codes.count("not_entitled")
+        await founder.stop()
 
     run_test(main())

@@ -10,8 +10,11 @@ import msgspec
 import pytest
 
 from potluck.core.errors import ShardUnavailable
+from potluck.node import duty as duty_module
 from potluck.node import steward as steward_module
-from potluck.node.steward import ModelDuty, Steward, StewardSettings
+from potluck.node.duty import ModelDuty
+from potluck.node.own_statement import StewardSettings
+from potluck.node.steward import Steward
 from potluck.planner.costs import ModelCosts
 from potluck.planner.hysteresis import Hysteresis
 from potluck.swarm.adverts import MAX_SPEEDS, Advert, LinkFigures, sign_advert
@@ -37,6 +40,9 @@ class Roster:
     def __init__(self, *models: ServedModel) -> None:
         self.served = models
         self.problem: Exception | None = None
+
+    def is_expelled(self, node: bytes) -> bool:
+        return False
 
     def models(self) -> tuple[ServedModel, ...]:
         if self.problem is not None:
@@ -82,7 +88,7 @@ def duty_of(monkeypatch: pytest.MonkeyPatch, word: ServedModel, layer_bytes: int
             output_bytes=100, kv_bytes_per_token=1, context_tokens=said.context_tokens, streams=said.streams,
         )  # fmt: skip
 
-    monkeypatch.setattr(steward_module, "model_costs", costs)
+    monkeypatch.setattr(duty_module, "model_costs", costs)
     return ModelDuty(word, None)  # type: ignore[arg-type]
 
 
@@ -118,8 +124,8 @@ def test_a_round_that_fails_is_not_the_last(tmp_path: Path, monkeypatch: pytest.
         steward.on_view(view(advert(KEYS[0])))
         steward.start()
         await turns(lambda: roster.problem is None)
-        steward.is_leaving = True  # shows in the advert of a later round
-        await turns(lambda: steward._advert is not None and steward._advert.is_draining)
+        steward.statement.is_leaving = True  # shows in the advert of a later round
+        await turns(lambda: steward.statement._told is not None and steward.statement._told.is_draining)
         await steward.stop()
 
     run_test(main())
@@ -228,7 +234,7 @@ def test_two_names_of_the_same_weights_are_one_model_and_there_is_a_limit(
         duty_of(monkeypatch, record())
         monkeypatch.setattr(steward_module, "decode_manifest", lambda data: None)
         monkeypatch.setattr(steward, "_follow", lambda duty, view: None)
-        steward._manifests = {ghost.weights_sha256: b"" for ghost in ghosts}
+        steward._known._manifests = {ghost.weights_sha256: b"" for ghost in ghosts}
         steward.on_view(view(advert(KEYS[0])))
         await steward._round()
         assert len(steward.duties) == MAX_SPEEDS
@@ -242,7 +248,7 @@ def test_a_model_under_a_new_name_is_served_anew(tmp_path: Path, monkeypatch: py
         steward, node = make(tmp_path, Roster(record("new")), [])
         duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record("old"))
         monkeypatch.setattr(steward_module, "decode_manifest", lambda data: None)
-        steward._manifests = {WEIGHTS: b""}
+        steward._known._manifests = {WEIGHTS: b""}
         server: Any = FakeServer(Stage(0, 8, True, True), sessions=0)
         duty.shards[server] = ShardPhase.SERVING
         steward.on_view(view(advert(KEYS[0])))
@@ -263,7 +269,7 @@ def test_models_that_nobody_has_take_no_place_from_those_that_somebody_has(
         duty_of(monkeypatch, record())
         monkeypatch.setattr(steward_module, "decode_manifest", lambda data: None)
         monkeypatch.setattr(steward, "_follow", lambda duty, view: None)
-        steward._manifests = {WEIGHTS: b""}
+        steward._known._manifests = {WEIGHTS: b""}
         steward.on_view(view(advert(KEYS[0])))
         await steward._round()
         assert [duty.record.subject for duty in steward.duties.values()] == ["real"]
@@ -317,9 +323,9 @@ def test_links_are_told_anew_only_when_they_have_changed_for_good(tmp_path: Path
     async def main() -> None:
         steward, _ = make(tmp_path, Roster(), [])
         measured = [(LinkFigures(KEYS[1].node_id, 300),), (LinkFigures(KEYS[1].node_id, 5000),)]
-        steward._link_figures = lambda: measured[0]
+        steward.statement._link_figures = lambda: measured[0]
         before = steward._own_advert()
-        steward._link_figures = lambda: measured[1]
+        steward.statement._link_figures = lambda: measured[1]
         assert steward._own_advert() == before
 
     run_test(main())
@@ -329,16 +335,16 @@ def test_a_model_that_is_pulled_while_the_node_runs_is_found(tmp_path: Path, mon
     async def main() -> None:
         steward, _ = make(tmp_path, Roster(record()), [])
         entries: list[Any] = []
-        monkeypatch.setattr(steward._store, "list", lambda: entries)
-        monkeypatch.setattr(steward, "_read_stored", lambda weights: "stored")
-        await steward._look_into_store(steward._served())
-        assert steward._stored == {WEIGHTS: None}
+        monkeypatch.setattr(steward._known._store, "list", lambda: entries)
+        monkeypatch.setattr(steward._known, "_read", lambda weights: "stored")
+        await steward._known.look(steward._served())
+        assert steward._known._stored == {WEIGHTS: None}
         entries.append(SimpleNamespace(weights_sha256=WEIGHTS))
-        await steward._look_into_store(steward._served())
-        assert steward._stored == {WEIGHTS: None}, "not at every round"
-        steward._store_look_s = 0.0
-        await steward._look_into_store(steward._served())
-        assert steward._stored == {WEIGHTS: "stored"}
+        await steward._known.look(steward._served())
+        assert steward._known._stored == {WEIGHTS: None}, "not at every round"
+        steward._known._look_s = 0.0
+        await steward._known.look(steward._served())
+        assert steward._known._stored == {WEIGHTS: "stored"}
 
     run_test(main())
 
@@ -368,17 +374,29 @@ def test_a_shard_whose_worker_keeps_dying_is_given_up_and_its_failures_are_not_f
     run_test(main())
 
 
-def test_who_holds_the_output_does_not_look_slower_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_holds_the_output_does_not_look_slower_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    duty = duty_of(monkeypatch, record(), layer_bytes=25)  # so that the output weighs as much as four layers
+    first: Any = FakeServer(Stage(0, 4, True, False), sessions=0)
+    last: Any = FakeServer(Stage(4, 8, False, True), sessions=0)
+    first.step_us, last.step_us = 4 * 256, (4 + 4) * 256
+    duty.shards = {first: ShardPhase.SERVING}
+    measured = duty.measured_layer_us(8e9)
+    duty.shards = {last: ShardPhase.SERVING}
+    assert duty.measured_layer_us(8e9) == measured == 256
+
+
+def test_what_a_swarm_names_and_serves_no_more_is_forgotten_and_few_manifests_are_looked_for_at_once(
+    tmp_path: Path,
+) -> None:
     async def main() -> None:
-        steward, _ = make(tmp_path, Roster(record()), [])
-        duty = duty_of(monkeypatch, record(), layer_bytes=25)  # so that the output weighs as much as four layers
-        first: Any = FakeServer(Stage(0, 4, True, False), sessions=0)
-        last: Any = FakeServer(Stage(4, 8, False, True), sessions=0)
-        first.step_us, last.step_us = 4 * 256, (4 + 4) * 256
-        duty.shards = {first: ShardPhase.SERVING}
-        measured = steward._measured_layer_us(duty)
-        duty.shards = {last: ShardPhase.SERVING}
-        assert steward._measured_layer_us(duty) == measured == 256
+        steward, _ = make(tmp_path, Roster(), [])
+        known = steward._known
+        known._manifests, known._stored = {"old": b"", WEIGHTS: b""}, {"old": None, WEIGHTS: None}
+        await known.look({WEIGHTS: None})
+        assert (list(known._manifests), list(known._stored)) == ([WEIGHTS], [WEIGHTS])
+        begun = [known.begin_looking(f"{number:064x}") for number in range(100)]
+        assert 0 < sum(begun) <= 8
+        assert not known.begin_looking(f"{0:064x}"), "it is under way"
 
     run_test(main())
 

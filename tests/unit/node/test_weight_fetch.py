@@ -230,7 +230,7 @@ def test_a_source_that_falls_silent_is_replaced(play: Play) -> None:
     async def scene(bench: Bench) -> None:
         silent = await bench.source(bench.gated(SilentWeights))
         await bench.source(bench.gated(LaterWeights))
-        report = await bench.fetch(settings=FetchSettings(silence_s=0.02, steal_after_s=10.0))
+        report = await bench.fetch(settings=FetchSettings(silence_s=0.3, steal_after_s=10.0))
         bench.check_bytes()
         assert {source.source: bool(source.faults) for source in report.sources}[silent.id]
 

@@ -100,8 +100,14 @@ def store_of(*offers: tuple[int, ShardInfo], own: int | None = None) -> ShardSto
 
 def test_only_shards_of_exactly_this_model_are_candidates() -> None:
     store = store_of((1, info(0, 15)), (2, info(0, 15, weights="b" * 64)), (3, info(0, 15, arithmetic=2)))
-    assert [c.node for c in store.candidates("m", "a" * 64, 1, True)] == [node(1)]
-    assert store.candidates("other", "a" * 64, 1, True) == []
+    assert [c.node for c in store.candidates("a" * 64, 1, True)] == [node(1)]
+    assert store.candidates("c" * 64, 1, True) == []
+
+
+def test_the_same_weights_under_two_names_make_one_pipeline() -> None:
+    store = store_of((1, info(0, 15)), (2, msgspec.structs.replace(info(16, 31), model="another")))
+    assert [c.node for c in store.candidates("a" * 64, 1, True)] == [node(1), node(2)]
+    assert "layer 0, " not in str(store.gap("m", "a" * 64, 32))
 
 
 def test_weights_mismatch_is_said_so() -> None:
@@ -119,13 +125,13 @@ def test_missing_layers_are_named() -> None:
 
 def test_spares_come_after_everybody_else_and_ones_own_last() -> None:
     store = store_of((1, info(0, 15, depth=40)), (2, info(0, 15, spare=True)), (3, info(0, 15)), own=3)
-    by_queue = sorted(store.candidates("m", "a" * 64, 1, True), key=lambda c: c.queue_depth)
+    by_queue = sorted(store.candidates("a" * 64, 1, True), key=lambda c: c.queue_depth)
     assert [c.node for c in by_queue] == [node(1), node(2), node(3)]
-    assert [c.node for c in store.candidates("m", "a" * 64, 1, False)] == [node(1), node(2)]
+    assert [c.node for c in store.candidates("a" * 64, 1, False)] == [node(1), node(2)]
 
 
 def order(store: ShardStore, now_s: float) -> list[bytes]:
-    found = store.candidates("m", "a" * 64, 1, True, now_s)
+    found = store.candidates("a" * 64, 1, True, now_s)
     return [c.node for c in sorted(found, key=lambda c: c.queue_depth)]
 
 
@@ -157,7 +163,7 @@ def test_nobody_can_make_a_node_suspect_itself_or_remember_strangers() -> None:
 
 def test_ones_own_streams_count_from_the_moment_they_begin_and_not_twice() -> None:
     def streams() -> list[int]:
-        return [candidate.streams for candidate in store.candidates("m", "a" * 64, 1, True)]
+        return [candidate.streams for candidate in store.candidates("a" * 64, 1, True)]
 
     def told(count: int) -> None:
         shard = msgspec.structs.replace(info(0, 15), streams=count)
@@ -168,7 +174,7 @@ def test_ones_own_streams_count_from_the_moment_they_begin_and_not_twice() -> No
         store.begin_streams([node(1)], "a" * 64)
     store.begin_streams([node(2)], "b" * 64)  # another model on the second
     assert streams() == [16, 0]
-    assert [candidate.is_full for candidate in store.candidates("m", "a" * 64, 1, True)] == [True, False]
+    assert [candidate.is_full for candidate in store.candidates("a" * 64, 1, True)] == [True, False]
     told(18)  # by now it has said so itself, and somebody else has two
     assert streams() == [18, 0]
     for _ in range(16):
@@ -185,7 +191,7 @@ def test_a_removed_node_offers_nothing() -> None:
     store = store_of((1, info(0, 15)))
     store.remove(node(1))
     store.remove(node(1))
-    assert store.candidates("m", "a" * 64, 1, True) == []
+    assert store.candidates("a" * 64, 1, True) == []
     assert store.models() == {}
 
 
@@ -232,11 +238,11 @@ def test_reverse_routes_assign_no_output_to_others() -> None:
 
 def test_ones_own_shards_are_as_good_as_others_where_that_is_wanted() -> None:
     store = store_of((1, info(0, 15, depth=40)), (3, info(0, 15)), own=3)
-    equal = store.candidates("m", "a" * 64, 1, True, own="equal")
+    equal = store.candidates("a" * 64, 1, True, own="equal")
     assert min(equal, key=lambda c: c.queue_depth).node == node(3)
 
 
 def test_ones_own_shards_come_first_once_others_have_failed_too_often() -> None:
     store = store_of((1, info(0, 15)), (2, info(0, 15, spare=True)), (3, info(0, 15, depth=40)), own=3)
-    assert min(store.candidates("m", "a" * 64, 1, True, own="first"), key=lambda c: c.queue_depth).node == node(3)
-    assert [c.node for c in store.candidates("m", "a" * 64, 1, False, own="first")] == [node(1), node(2)]
+    assert min(store.candidates("a" * 64, 1, True, own="first"), key=lambda c: c.queue_depth).node == node(3)
+    assert [c.node for c in store.candidates("a" * 64, 1, False, own="first")] == [node(1), node(2)]

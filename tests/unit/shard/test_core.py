@@ -83,7 +83,7 @@ def test_open_reserves_in_the_worker_and_answers_when_it_has() -> None:
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [
-        ({"model": "another"}, "bad_request", "serves m, not another"),
+        ({"model": "another", "weights_sha256": "b" * 64}, "bad_request", "serves m, not another"),
         ({"weights_sha256": "b" * 64}, "weights_mismatch", "other weights"),
         ({"arithmetic": 2}, "weights_mismatch", "arithmetic 1, not 2"),
         ({"stage": Stage(2, 6)}, "shard_unavailable", "layers 2-5 are not served here"),
@@ -104,6 +104,12 @@ def test_open_is_refused(changes: dict[str, object], code: str, words: str) -> N
     assert bench.orders == []
     assert bench.core.session_count == 0
     assert bench.core.counters[f"refused_{code}"] == 1
+
+
+def test_the_same_weights_under_another_name_are_the_same_model() -> None:
+    bench = CoreBench(MIDDLE)
+    bench.tell(HEAD, opening(MIDDLE, model="another"))
+    assert bench.orders == [OpenSession(S, MIDDLE, 32, (), None)]
 
 
 def test_a_stage_with_the_output_needs_a_sampler() -> None:

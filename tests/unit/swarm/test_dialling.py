@@ -127,3 +127,13 @@ def test_after_a_return_all_that_are_away_are_tried_at_once() -> None:
     assert len(dialled(part, 20.0)) == 1
     part.somebody_returned()
     assert len(dialled(part, 20.1)) == 9
+
+
+def test_who_was_turned_away_by_everybody_dials_nobody_for_a_while() -> None:
+    dialler = Dialler(bytes(32), random.Random(0))
+    dialler.remember(b"\1" * 32, ("host:1",))
+    dialler.found("other:1", 0.0)
+    dialler.pause(60.0)
+    assert not dialler.decide((), 59.0)
+    assert not dialler.begin(Dial(b"\1" * 32, ("host:1",)), 59.0)
+    assert dialler.decide((), 61.0)

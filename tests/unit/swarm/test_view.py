@@ -55,8 +55,8 @@ def test_offers_are_what_the_shard_store_takes() -> None:
     store = ShardStore()
     for offer in view(*HALVES, seen(advert(KEYS[0], shards=(shard(),)), is_own=True)).offers():
         store.put(offer.node, offer.address, offer.described, is_own=offer.is_own)
-    assert store.holders(MODEL, WEIGHTS) == [ONE, TWO, OWN]
-    found = store.candidates(MODEL, WEIGHTS, 1, allows_own=False)
+    assert store.holders(WEIGHTS) == [ONE, TWO, OWN]
+    found = store.candidates(WEIGHTS, 1, allows_own=False)
     assert [(each.node, each.address) for each in found] == [
         (node, advert(KEYS[at]).addresses[0]) for at, node in ((1, ONE), (2, TWO))
     ]

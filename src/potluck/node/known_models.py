@@ -1,0 +1,129 @@
+"""What a node has of the swarm's models: those on its disk, whole or in part, and the manifests of those whose weights are elsewhere.
+
+Knows nothing of plans and shards.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from potluck.core.errors import PotluckError, WeightsMissing
+from potluck.identity.keys import short_id
+from potluck.node.node import Node
+from potluck.node.serving import StoredModel, check_tokenizer, read_stored_model
+from potluck.node.weight_fetch import WeightSource
+from potluck.swarm.adverts import MAX_SPEEDS, HeldWeights
+from potluck.swarm.view import View
+from potluck.weights.store import ModelStore
+from potluck.wire.messages import Stage
+
+_LOG = logging.getLogger(__name__)
+_STORE_LOOK_S = 5.0  # between looks whether a model has come to this disk by other ways
+_ASK_AGAIN_S = 1.0
+_MAX_LOOKING = 8  # for manifests at once: a swarm may name models that nobody has
+
+
+class KnownModels:
+    """All of it by the weights' hash."""
+
+    def __init__(self, node: Node, store: ModelStore, clock: Callable[[], float]) -> None:
+        self._node, self._store, self._clock = node, store, clock
+        self._stored: dict[str, StoredModel | None] = {}
+        self._manifests: dict[str, bytes] = {}  # of models whose weights are elsewhere
+        self._looking: set[str] = set()
+        self._look_s = 0.0
+
+    def __repr__(self) -> str:
+        held = sum(stored is not None for stored in self._stored.values())
+        return f"<KnownModels {held} stored, {len(self._manifests)} manifests>"
+
+    async def look(self, served: Mapping[str, object]) -> None:
+        """What of the swarm's models is on this disk: at once for a new one, and now and then, as its user may have pulled it."""
+        self._forget_others(served)
+        lacking = [weights for weights in served if self._stored.get(weights) is None]
+        is_new = any(weights not in self._stored for weights in lacking)
+        if not lacking or (not is_new and self._clock() < self._look_s):
+            return
+        self._look_s = self._clock() + _STORE_LOOK_S
+        held = await asyncio.to_thread(lambda: {entry.weights_sha256 for entry in self._store.list()})
+        for weights in lacking:
+            self._stored[weights] = None
+            if weights in held:
+                await self.read(weights)
+
+    def _forget_others(self, served: Mapping[str, object]) -> None:
+        """What the swarm serves no more is not kept, but what is on the disk is still offered to others."""
+        self._manifests = {weights: data for weights, data in self._manifests.items() if weights in served}
+        self._stored = {
+            weights: each for weights, each in self._stored.items() if weights in served or each is not None
+        }
+
+    async def read(self, weights_sha256: str, is_changed: bool = False) -> StoredModel | None:
+        """A model from the disk; `is_changed`: also where it was read before."""
+        if is_changed or self._stored.get(weights_sha256) is None:
+            self._stored[weights_sha256] = await asyncio.to_thread(self._read, weights_sha256)
+        return self._stored[weights_sha256]
+
+    def _read(self, weights_sha256: str) -> StoredModel | None:
+        entry = self._store.find_weights(weights_sha256)
+        return None if entry is None else read_stored_model(self._store, entry.id)
+
+    def stored(self, weights_sha256: str) -> StoredModel | None:
+        return self._stored.get(weights_sha256)
+
+    def manifest(self, weights_sha256: str) -> bytes | None:
+        stored = self._stored.get(weights_sha256)
+        return self._manifests.get(weights_sha256) if stored is None else stored.manifest
+
+    def has_weights(self, weights_sha256: str, stage: Stage) -> bool:
+        stored = self._stored.get(weights_sha256)
+        if stored is None:
+            return False
+        try:
+            stored.require(stage)
+        except WeightsMissing:
+            return False
+        return True
+
+    def held(self) -> list[HeldWeights]:
+        """What this node can give to others."""
+        return [
+            HeldWeights(weights, tuple((run.start, run.stop) for run in stored.held_layers()))
+            for weights, stored in self._stored.items()
+            if stored is not None
+        ]
+
+    # ------------------------------------------------------------ manifests of peers
+
+    def begin_looking(self, weights_sha256: str) -> bool:
+        """Whether `ask_for_manifest` may be started now."""
+        if weights_sha256 in self._looking or len(self._looking) >= _MAX_LOOKING or len(self._manifests) >= MAX_SPEEDS:
+            return False
+        self._looking.add(weights_sha256)
+        return True
+
+    async def ask_for_manifest(self, weights_sha256: str, sources: list[WeightSource]) -> bool:
+        """Whether one came; whoever is asked may take its time."""
+        try:
+            for source in sources:
+                try:
+                    fetched = await self._node.orchestrator.fetch_tokenizer(source.node, weights_sha256)
+                    check_tokenizer(*fetched, weights_sha256)
+                except (PotluckError, TimeoutError) as error:
+                    _LOG.info("no manifest from %s: %s", short_id(source.node), error)
+                    continue
+                self._manifests[weights_sha256] = fetched[0]
+                return True
+            await asyncio.sleep(_ASK_AGAIN_S)  # before they are asked again
+            return False
+        finally:
+            self._looking.discard(weights_sha256)
+
+
+def weight_sources(weights_sha256: str, view: View) -> list[WeightSource]:
+    """Who says that it has some of these weights."""
+    return [
+        WeightSource(seen.advert.node, seen.address, seen.advert.addresses[1:])
+        for seen in view.usable()
+        if not seen.is_own and any(held.weights_sha256 == weights_sha256 for held in seen.advert.held)
+    ]
