@@ -179,8 +179,9 @@ class AnswerStream:
                 notice(f"\n[failover: {one_line(lost)} → {one_line(new)}, pause {event.pause_ms:.0f} ms]")
         elif isinstance(event, Usage):
             self._counts = AnswerFigures(
-                event.prompt_tokens, event.completion_tokens, 0.0, 0.0, event.failovers, event.pause_ms, event.nodes
-            )
+                event.prompt_tokens, event.completion_tokens, 0.0, 0.0, event.failovers, event.pause_ms, event.nodes,
+                exactness=event.exactness,
+            )  # fmt: skip
 
     def figures(self) -> AnswerFigures:
         """A stopped answer has no usage; its pieces are counted instead, each about a token."""
@@ -188,16 +189,17 @@ class AnswerStream:
         first_s = self._first_s - self._began_s if self._first_s else 0.0
         return AnswerFigures(
             counts.prompt_tokens, counts.completion_tokens, round(first_s, 4), round(self._last_s - self._first_s, 4),
-            counts.failovers, counts.pause_ms, counts.nodes, self.is_stopped,
+            counts.failovers, counts.pause_ms, counts.nodes, self.is_stopped, counts.exactness,
         )  # fmt: skip
 
 
 def figures_line(figures: AnswerFigures) -> str:
     way = " → ".join(node[:8] for node in figures.nodes)
+    exactness = "" if figures.exactness == "bitwise" else f", exactness {figures.exactness}"
     failovers = f", {figures.failovers} failovers ({figures.pause_ms:.0f} ms)" if figures.failovers else ""
     return (
         f"[{'stopped, ' if figures.is_stopped else ''}{figures.completion_tokens} tokens, {figures.tokens_per_s:.1f} tokens/s, "
-        f"first after {figures.first_token_s:.2f} s{f', {way}' if way else ''}{failovers}]"
+        f"first after {figures.first_token_s:.2f} s{f', {way}' if way else ''}{failovers}{exactness}]"
     )
 
 

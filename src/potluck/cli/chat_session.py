@@ -51,6 +51,7 @@ class AnswerFigures(msgspec.Struct, frozen=True):
     pause_ms: float
     nodes: tuple[str, ...]
     is_stopped: bool = False
+    exactness: str = "bitwise"
 
     @property
     def tokens_per_s(self) -> float:

@@ -8,7 +8,7 @@ import typer
 
 from potluck.cli.api_options import DEFAULT_API
 from potluck.cli.ask import find_model
-from potluck.cli.console import JsonOption, format_table, notice, print_json
+from potluck.cli.console import JsonOption, counted, format_table, notice, print_json
 from potluck.cli.models import open_store
 
 if TYPE_CHECKING:
@@ -35,9 +35,8 @@ def local(
     if swarm:
         return run_local_swarm(entry.id, entry.layer_count, nodes, threads, api, as_json)
     spares = 1 if spare and nodes > 2 else 0
-    stopped = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
+    _end_at_once_when_told()
+    notice(f"starting {counted(nodes, 'node')} (the first start compiles kernels)")
     with LocalSwarm(entry.id, split_plan(entry.layer_count, nodes - spares, spares, threads)) as started:
         announcements = [node.announcement for node in started.nodes]
         url = "" if api == "off" else started.start_api(api).url
@@ -50,8 +49,22 @@ def local(
             notice(f'ask with: potluck ask --via {",".join(started.addresses)} "..."')
             if url:
                 notice(f"API at {url}/v1 (OpenAI), {url} (Anthropic, Ollama)")
-        stopped.wait()
+        _wait_until_told()
     return None
+
+
+def _end_at_once_when_told() -> None:
+    """While nodes start: whoever owns them ends them on the way out."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+
+
+def _wait_until_told() -> None:
+    """From here on a second Ctrl-C does not cut short the farewell of the nodes."""
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    stopped.wait()
 
 
 def run_local_swarm(model: str, layer_count: int, nodes: int, threads: int, api: str, as_json: bool) -> None:
@@ -62,9 +75,8 @@ def run_local_swarm(model: str, layer_count: int, nodes: int, threads: int, api:
     from potluck.core.paths import locate_folders
     from potluck.testing.real_swarm import RealSwarm
 
-    stopped = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
+    _end_at_once_when_told()
+    notice(f"starting {counted(nodes, 'node')} (the first start compiles kernels)")
     folders = locate_folders()
     share = -(-layer_count // max(1, nodes - 1)) + 1
     common = ["--listen", "127.0.0.1:0", "--chaos", "--no-discovery", "--threads", str(threads)]
@@ -76,14 +88,14 @@ def run_local_swarm(model: str, layer_count: int, nodes: int, threads: int, api:
                 limit = ["--max-layers", str(share)] if place < nodes - 1 else []
                 swarm.join(_NAMES[place % len(_NAMES)], first.command("invite")["invite"], *common, *limit)
                 notice(f"{_NAMES[place % len(_NAMES)]} joined")
-            first.wait(lambda: stopped.is_set() or first.can_answer(), 180)
+            first.wait(first.can_answer, 180)
             url = f"http://{first.wait_until_up()['api']}"
             if as_json:
                 print_json({"api": url, "nodes": [node.wait_until_up() for node in swarm.nodes]})
             else:
                 print(f"open {url}/ : ask something, then press “Kill a shard” while the answer is being written")
                 print(f"OpenAI clients: {url}/v1   Ctrl-C ends everything")
-            stopped.wait()
+            _wait_until_told()
         finally:
             swarm.close()
 

@@ -327,12 +327,14 @@ class _Session:
 
 def _urls_elsewhere(gateway: "GatewayServer", addresses: Sequence[str]) -> list[str]:
     """Where an API that is open to the network is found from there: at the addresses under which this node is."""
+    from potluck.gateway.api_keys import is_loopback
     from potluck.net.addresses import format_address, parse_address
 
     if not gateway.is_everywhere:
         return []
     port = parse_address(gateway.address)[1]
-    return [f"http://{format_address(parse_address(address)[0], port)}" for address in addresses]
+    hosts = [parse_address(address)[0] for address in addresses]
+    return [f"http://{format_address(host, port)}" for host in hosts if not is_loopback(host)]
 
 
 def _host_name() -> str:

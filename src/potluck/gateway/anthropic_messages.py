@@ -71,13 +71,22 @@ def _conversation(body: CountBody) -> Conversation:
         messages += _openai_messages(number, message)
     tools = [_openai_tool(number, tool) for number, tool in enumerate(body.tools)]
     choice = body.tool_choice or {}
+    messages, begun_answer = _split_begun_answer(messages)
     return conversation(
         messages,
         tools,
         _openai_choice(choice),
         allows_parallel_calls=not choice.get("disable_parallel_tool_use", False),
         template_variables=_thinking_variables(body),
+        begun_answer=begun_answer,
     )
+
+
+def _split_begun_answer(messages: list[Json]) -> tuple[list[Json], str]:
+    """A last message of the assistant's is no turn here but the beginning of the answer, which goes on from it."""
+    if len(messages) < 2 or messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]:
+        return messages, ""
+    return messages[:-1], messages[-1]["content"]
 
 
 def _thinking_variables(body: CountBody) -> Json:

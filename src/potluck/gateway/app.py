@@ -131,6 +131,7 @@ def _generating(service: Service, read: Reader) -> Callable[[Request], Awaitable
 def _shown_model(card: ModelCard) -> Json:
     return {
         "id": card.id, "object": "model", "created": card.created, "owned_by": "potluck", "context_length": card.context_length,
+        "type": "model", "display_name": card.id, "created_at": ollama.timestamp(card.created),  # as Anthropic's SDK has them
         "max_model_len": card.context_length, "capabilities": ["completion", "chat", "tools"],
         "meta": {"architecture": card.architecture, "weights_sha256": card.weights_sha256},
     }  # fmt: skip
@@ -139,9 +140,9 @@ def _shown_model(card: ModelCard) -> Json:
 def _add_model_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models")
     async def models() -> Response:
-        return JsonResponse(
-            {"object": "list", "data": [_shown_model(card) for card in await service.answering.models()]}
-        )
+        data = [_shown_model(card) for card in await service.answering.models()]
+        ids = [model["id"] for model in data] or [None]
+        return JsonResponse({"object": "list", "data": data, "has_more": False, "first_id": ids[0], "last_id": ids[-1]})
 
     @app.get("/v1/models/{model_id:path}")
     async def model(model_id: str) -> Response:

@@ -18,7 +18,7 @@ _MAX_NAME_LENGTH = 128
 
 def conversation(
     messages: Sequence[Json], tools: Sequence[Json] = (), choice: str | Json | None = None, *,
-    allows_parallel_calls: bool = True, template_variables: Json | None = None,
+    allows_parallel_calls: bool = True, template_variables: Json | None = None, begun_answer: str = "",
 ) -> Conversation:  # fmt: skip
     """Raises BadRequest with the message or tool that is wrong, UnsupportedParameter for what no text model can do."""
     if not messages:
@@ -30,6 +30,7 @@ def conversation(
     return Conversation(
         messages=tuple(_message(number, message) for number, message in enumerate(messages)), tools=known, tool_choice=kind,
         named_tool=name, allows_parallel_calls=allows_parallel_calls, template_variables=_variables(template_variables or {}),
+        begun_answer=begun_answer,
     )  # fmt: skip
 
 

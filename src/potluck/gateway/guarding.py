@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
+import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -67,7 +68,7 @@ class Guard:
                 scope["method"] == "OPTIONS"
                 and headers.get(b"origin", b"").decode("latin-1") in self._settings.allowed_origins
             ):
-                return await _answer_preflight(send)  # browsers send it without a key
+                return await _answer_preflight(headers, send)  # browsers send it without a key
             self._identify(scope, headers)
             reserved = self._reserve(headers)
             body = await self._read(headers, receive)
@@ -221,21 +222,33 @@ def _telling(origin: bytes, send: Send) -> Send:
 
     async def tell(message: Message) -> None:
         if message["type"] == "http.response.start":
-            shown = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+            shown = [
+                (b"access-control-allow-origin", origin),
+                (b"access-control-expose-headers", b"retry-after, x-should-retry"),
+                (b"vary", b"origin"),
+            ]
             message = {**message, "headers": [*message.get("headers", ()), *shown]}
         await send(message)
 
     return tell
 
 
-async def _answer_preflight(send: Send) -> None:
+async def _answer_preflight(asked: Mapping[bytes, bytes], send: Send) -> None:
+    """To a site that the owner named. SDKs send headers of their own, so whatever it asks for may come."""
     headers = [
         (b"access-control-allow-methods", b"GET, POST"),
-        (b"access-control-allow-headers", b"authorization, content-type, x-api-key, x-potluck-diagnostics"),
+        (b"access-control-allow-headers", _header_names(asked.get(b"access-control-request-headers", b""))),
         (b"access-control-max-age", b"600"),
     ]
+    if asked.get(b"access-control-request-private-network") == b"true":
+        headers.append((b"access-control-allow-private-network", b"true"))
     await send({"type": "http.response.start", "status": 204, "headers": headers})
     await send({"type": "http.response.body", "body": b""})
+
+
+def _header_names(asked: bytes) -> bytes:
+    is_list = re.fullmatch(rb"[A-Za-z0-9-]{1,64}( ?, ?[A-Za-z0-9-]{1,64}){0,63}", asked) is not None
+    return asked if is_list else b"authorization, content-type, x-api-key, x-potluck-diagnostics"
 
 
 async def _refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:

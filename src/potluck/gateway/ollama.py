@@ -186,7 +186,7 @@ class OllamaSurface:
         return ollama_error(error)
 
     def _envelope(self, text: str, calls: list[CollectedCall], is_done: bool) -> Json:
-        shown: Json = {"model": self.model, "created_at": _timestamp(self._created), "done": is_done}
+        shown: Json = {"model": self.model, "created_at": timestamp(self._created), "done": is_done}
         if not self._is_chat:
             return shown | {"response": text}
         message: Json = {"role": "assistant", "content": text}
@@ -213,13 +213,13 @@ def _arguments(text: str) -> Json:
     return value if isinstance(value, dict) else {}
 
 
-def _timestamp(created: int) -> str:
+def timestamp(created: int) -> str:
     return datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
 
 
 def tag_of(card: ModelCard) -> Json:
     return {
-        "name": card.id, "model": card.id, "modified_at": _timestamp(card.created), "size": 0, "digest": card.weights_sha256,
+        "name": card.id, "model": card.id, "modified_at": timestamp(card.created), "size": 0, "digest": card.weights_sha256,
         "details": _details(card),
     }  # fmt: skip
 
@@ -238,7 +238,7 @@ def shown_of(model: OpenModel) -> Json:
     kind = facts.architecture
     return {
         "modelfile": "", "parameters": "", "license": "", "template": model.tokenizer.spec.chat_template or "",
-        "modified_at": _timestamp(card.created), "details": _details(card), "capabilities": ["completion", "tools"],
+        "modified_at": timestamp(card.created), "details": _details(card), "capabilities": ["completion", "tools"],
         "model_info": {
             "general.architecture": kind, "general.basename": card.id, f"{kind}.context_length": facts.context_length,
             f"{kind}.block_count": facts.layer_count, f"{kind}.embedding_length": facts.hidden_size,

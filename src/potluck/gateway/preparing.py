@@ -39,7 +39,7 @@ def encode_conversation(model: OpenModel, conversation: Conversation) -> list[in
     tools = [tool.described() for tool in shown_tools(conversation)]
     source = model.tokenizer.spec.chat_template
     text = render_conversation(model.template, source, conversation.messages, tools, conversation.template_variables)
-    return model.tokenizer.encode_prompt(text)
+    return model.tokenizer.encode_prompt(text + conversation.begun_answer)
 
 
 def shown_tools(conversation: Conversation) -> tuple[Tool, ...]:

@@ -33,6 +33,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     named_tool: str | None = None
     allows_parallel_calls: bool = True
     template_variables: Json = {}
+    begun_answer: str = ""  # what the model is to go on from, as if it had written it
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -220,3 +220,20 @@ def test_a_client_that_stops_reading_loses_its_turn() -> None:
 
     asyncio.run(asyncio.wait_for(inner(scope, receive, send), 5))
     assert (service.gate.admission.running_count, answering.model.running) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_granted"),
+    [("x-stainless-lang, authorization,anthropic-version", True), ("a\tb: c", False), ("", False)],
+)
+def test_an_sdk_in_a_page_of_a_named_site_may_send_its_own_headers(asked: str, is_granted: bool) -> None:
+    app = app_of(MemoryAnswering(), guard=GuardSettings(allowed_origins=frozenset({"https://chat.example"})))
+    headers = {
+        "Origin": "https://chat.example", "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": asked,
+        "Access-Control-Request-Private-Network": "true",
+    }  # fmt: skip
+    response = with_client(app, lambda client: client.options("/v1/messages", headers=headers))
+    assert response.status_code == 204
+    assert (response.headers["access-control-allow-headers"] == asked) == is_granted
+    assert response.headers["access-control-allow-private-network"] == "true"
+    assert "access-control-allow-credentials" not in response.headers

@@ -293,3 +293,23 @@ def test_addresses_that_are_not_offered_say_why_and_that_asking_again_is_no_use(
 
 def test_a_wrong_method_is_told_the_right_one() -> None:
     assert get(app_of(MemoryAnswering()), "/v1/chat/completions").headers["allow"] == "POST"
+
+
+def test_an_answer_that_was_begun_is_gone_on_with() -> None:
+    """Anthropic's clients put the first words of the answer into its mouth; as a turn of its own it would be lost."""
+    seen: list[str] = []
+
+    def script(request) -> str:
+        seen.append(answering.model.tokenizer.decode(request.prompt))
+        return " a dish."
+
+    answering = MemoryAnswering(script)
+    begun = [*MESSAGES, {"role": "assistant", "content": "Everyone brings"}]
+    assert message(answering, messages=begun).json()["content"][0]["text"] == " a dish."
+    assert seen[0].endswith("assistant\nEveryone brings")
+
+
+def test_anthropics_sdk_finds_its_own_fields_in_the_list_of_models() -> None:
+    body = get(app_of(MemoryAnswering()), "/v1/models").json()
+    assert (body["has_more"], body["first_id"], body["data"][0]["type"]) == (False, "memory", "model")
+    assert body["data"][0]["created_at"].endswith("Z")

@@ -1,6 +1,6 @@
 // The dialogs: inviting somebody, connecting a client, giving the API key. Native dialogs, so focus and Escape are the browser's.
 
-import { clientSettings } from "./clients.js";
+import { NO_KEY, clientSettings } from "./clients.js";
 import { byId, copyText, element } from "./dom.js";
 
 export function bindDialogs() {
@@ -72,7 +72,7 @@ export function bindClients(api, current) {
   const show = () => {
     const { state, model } = current();
     fillClients(choice, settingsFor(api, state, model, withKey.checked));
-    byId("client-url").textContent = state?.api.base_url ?? "";
+    byId("client-url").textContent = baseUrl();
     byId("client-key-words").textContent = state?.api.needs_key ? "This node wants its API key." : "No key is needed on this machine.";
     byId("client-key-row").hidden = !state?.api.needs_key || !api.key;
   };
@@ -84,8 +84,13 @@ export function bindClients(api, current) {
 }
 
 function settingsFor(api, state, model, isKeyShown) {
-  const key = state?.api.needs_key ? (isKeyShown && api.key ? api.key : "YOUR-API-KEY") : "not-needed";
-  return clientSettings(state?.api.base_url ?? `${location.origin}/v1`, key, model?.id ?? "MODEL");
+  const key = state?.api.needs_key ? (isKeyShown && api.key ? api.key : "YOUR-API-KEY") : NO_KEY;
+  return clientSettings(baseUrl(), key, model?.id ?? "MODEL");
+}
+
+/** As this browser reaches the node: on a phone the node's own word for itself would be the phone. */
+function baseUrl() {
+  return `${location.origin}/v1`;
 }
 
 function fillClients(choice, settings) {
