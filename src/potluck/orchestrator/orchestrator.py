@@ -30,7 +30,14 @@ from potluck.orchestrator.tracing import GenerationTrace, Traces
 from potluck.orchestrator.watching import StageTimings, Watched
 from potluck.planner.costs import Links
 from potluck.planner.cover import Candidate, Placed, check_tiling, cover_around
-from potluck.planner.route import RouteRules, are_held, between_own, quickest_around, quickest_replacements
+from potluck.planner.route import (
+    RouteRules,
+    are_held,
+    between_own,
+    quickest_around,
+    quickest_replacements,
+    standby,
+)
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
@@ -74,8 +81,8 @@ class DistributedChatParams(msgspec.Struct, frozen=True, kw_only=True):
 class Running:
     """One generation and its reader."""
 
-    def __init__(self, generation: Generation, label: str) -> None:
-        self.generation, self.label = generation, label
+    def __init__(self, generation: Generation, label: str, params: DistributedChatParams) -> None:
+        self.generation, self.label, self.params = generation, label, params
         self.timings = StageTimings()
         self.frames: asyncio.Queue[StreamFrame] = asyncio.Queue()
         self.timer: asyncio.TimerHandle | None = None
@@ -153,7 +160,18 @@ class PipelineOrchestrator:
 
     def watched(self) -> list[Watched]:
         """The generations that run now, oldest first."""
-        return [running.watched() for running in self._running]
+        return [running.watched()._replace(standbys=self._standbys(running)) for running in self._running]
+
+    def _standbys(self, running: Running) -> tuple[tuple[Placed, ...], ...]:
+        """Who would take over each stage if its node went now; of what this node keeps for itself, itself."""
+        request, params = running.generation.request, running.params
+        own = [Placed(self._node, "", stage) for stage in params.own_layers]
+        offered = self._candidates(request, params.fallback_to_local)
+        offered = between_own(offered, own) if own else offered
+        reachable = [candidate for candidate in offered if self._is_reachable(candidate.node)]
+        rules = self._rules(request, params)
+        stages = running.generation.stages
+        return tuple((each,) if each in own else standby(reachable, each, rules) for each in stages)
 
     def _watch_timings(self, running: Running, trace: GenerationTrace) -> None:
         generation, tell = running.generation, running.generation.on_timing
@@ -258,7 +276,7 @@ class PipelineOrchestrator:
         if len(self._running) >= self.max_concurrent_pipelines:
             raise ShardUnavailable(f"all {self.max_concurrent_pipelines} pipelines are in use")
         self._started += 1
-        running = Running(self._generation(request, params), params.label or str(self._started))
+        running = Running(self._generation(request, params), params.label or str(self._started), params)
         loop = asyncio.get_running_loop()
         trace = self.traces.begin(running.label, request.model, time.perf_counter())
         self._watch_timings(running, trace)
