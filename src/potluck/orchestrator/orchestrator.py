@@ -331,7 +331,12 @@ class PipelineOrchestrator:
             others = [placed for placed in kept.stages if placed not in own]
             return is_own_kept and len(kept.stages) <= params.max_shards_per_request and are_held(others, fit)
 
-        return self._kept.find(reuse_key(request, params.activation_dtype), request.prompt, now_s, is_usable)
+        found = self._kept.find(reuse_key(request, params.activation_dtype), request.prompt, now_s, is_usable)
+        if found is None or found.is_most_of(request.prompt):
+            return found
+        # A little in common (a system prompt) is no reason to crowd where a conversation went before.
+        usual = [(placed.node, placed.stage) for placed in self.pipeline_for(request, params)]
+        return found if [(placed.node, placed.stage) for placed in found.kept.stages] == usual else None
 
     def pipeline_for(self, request: GenerationRequest, params: DistributedChatParams) -> list[Placed]:
         """The shards that a request would use. Raises ShardUnavailable with what is missing."""

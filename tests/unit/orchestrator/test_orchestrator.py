@@ -18,6 +18,7 @@ from potluck.net.peers import PeerLinks
 from potluck.orchestrator.frames import Finished, StreamFrame, TokenDelta
 from potluck.orchestrator.generation import GenerationRequest, GenerationSettings
 from potluck.orchestrator.orchestrator import DistributedChatParams, PipelineOrchestrator
+from potluck.orchestrator.reuse import Kept, reuse_key
 from potluck.planner.costs import Link, Links
 from potluck.planner.cover import Placed
 from potluck.telemetry.metrics import Metrics
@@ -326,3 +327,26 @@ def test_who_would_take_over_is_known_while_an_answer_runs() -> None:
     stages, standbys = asyncio.run(watch())
     assert stages[1] == SECOND
     assert standbys == [(FAR if stages[0] == NEAR else NEAR,), ()]
+
+
+@pytest.mark.parametrize(("shared", "expected"), [(60, FAR), (20, NEAR)])
+def test_a_conversation_goes_where_it_was_and_a_system_prompt_in_common_is_no_reason_to(
+    shared: int, expected: bytes
+) -> None:
+    prompt = tuple(range(100))
+    whole = Stage(0, 2, True, True)
+
+    async def ask() -> list[tuple[bytes, bytes | None]]:
+        board = offering((NEAR, whole), (FAR, whole), is_linked=True)
+        board.orchestrator.measured_links = links(HF=0.2)
+        params = DistributedChatParams(settings=GenerationSettings(keeps_kv=True))
+        asked = msgspec.structs.replace(request(), prompt=prompt)
+        kept = Kept((*prompt[:shared], 7, 7, 7), (Placed(FAR, "F:1", whole),), (b"k" * 16,))
+        board.orchestrator._kept.put(reuse_key(asked, "auto"), kept, asyncio.get_running_loop().time())
+        asking = asyncio.ensure_future(anext(board.orchestrator.chat(asked, params)))
+        await soon()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        return [(effect.node, effect.message.resumes) for effect in board.sent if isinstance(effect.message, Open)]
+
+    assert asyncio.run(ask()) == [(expected, b"k" * 16 if expected == FAR else None)]
