@@ -69,7 +69,7 @@ def test_smollm2_ids_equal_llama_cpps_on_many_strings(smollm2_path: Path) -> Non
     assert_identical(smollm2_path, 60_000, seed=2)
 
 
-@pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "gpt-2", "default", "tekken", "smollm"])
+@pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "gpt-2", "default", "tekken", "smollm", "glm4"])
 def test_ids_of_every_pre_tokenizer_equal_llama_cpps(pre: str, tmp_path: Path) -> None:
     trained = byte_level(isolated(LLAMA3_REGEX), vocabulary_size=900)
     tokens = [*tokens_by_id(trained), "<|bos|>", "<|eot_id|>", "<|im_start|>", "<tool>", "<tool><x>", "  \n"]

@@ -54,6 +54,8 @@ CASES = {
             },
         },
     ),
+    "glm": ("Glm", {"head_dim": 16, "attention_bias": True}),
+    "glm4": ("Glm4", {"head_dim": 16, "attention_bias": True}),
     "phi3": ("Phi3", {"sliding_window": 100}),
     "phi3 long": (
         "Phi3",

@@ -42,6 +42,10 @@ _POST_NORM_ROLES = {
     "pre_feedforward_layernorm.weight": "ffn_norm.weight",
     "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
 }
+_GLM4_ROLES = {
+    "post_self_attn_layernorm.weight": "post_attention_norm.weight",
+    "post_mlp_layernorm.weight": "post_ffw_norm.weight",
+}
 
 
 def write_gguf(model: hf.PreTrainedModel, path: Path) -> Path:
@@ -101,7 +105,7 @@ def _add_attention(writer: gguf.GGUFWriter, config: hf.PretrainedConfig) -> None
 
 def _tensors(model: hf.PreTrainedModel, architecture: str) -> dict[str, Floats]:
     config, tensors = model.config, {}
-    roles = _ROLES | _POST_NORM_ROLES if architecture in ("gemma2", "gemma3") else _ROLES
+    roles = _ROLES | _POST_NORM_ROLES if architecture in ("gemma2", "gemma3") else _ROLES | _GLM4_ROLES
     for name, value in model.state_dict().items():
         values = value.to(torch.float32).numpy()
         if name == "lm_head.weight" and config.tie_word_embeddings:

@@ -43,6 +43,10 @@ FAMILIES = {
         architecture="phi3", has_fused_query_key_value=True, has_fused_gate_up=True, head_size=24,
         rotary=Rotary("halves", 10_000.0, 12, RotaryScaling("yarn", 4.0, original_context=64, magnitude=1.1386)),
     ),
+    "glm4": facts_of(
+        architecture="glm4", has_attention_bias=True, has_fused_gate_up=True, has_post_norms=True, head_size=24,
+        rotary=Rotary("interleaved", 10_000.0, 12),
+    ),
     "biased output": facts_of(has_attention_bias=True, has_attention_output_bias=True, has_post_norms=True),
     "one key head for many": facts_of(head_count=12, kv_head_count=1, head_size=8, rotary=Rotary("halves", 10_000.0, 8)),
 }  # fmt: skip

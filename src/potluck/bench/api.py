@@ -15,7 +15,8 @@ from potluck.client import ApiError, AsyncClient, Text, Usage
 from potluck.core.errors import BenchmarkFailed
 
 Say = Callable[[str], None]
-_QUESTION = "Write a long story about a dinner to which everyone brings a dish."
+# Told apart at its beginning: shards keep what they have computed, and the same question again would have its first token at once.
+_QUESTION = "{}: write a long story about a dinner to which everyone brings a dish."
 
 
 class ApiBenchSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +73,7 @@ async def _warmed_up(client: AsyncClient, settings: ApiBenchSettings) -> list[st
     try:
         models = await client.models()
         if models:
-            await client.ask(_QUESTION, max_tokens=4, temperature=0)
+            await client.ask(_QUESTION.format("Warm up"), max_tokens=4, temperature=0)
     except (ApiError, httpx.HTTPError) as error:
         raise BenchmarkFailed(f"{settings.url} cannot be measured: {error}") from None
     if not models:
@@ -112,7 +113,7 @@ async def _one_client(client: AsyncClient, settings: ApiBenchSettings, number: i
 async def _one_answer(client: AsyncClient, settings: ApiBenchSettings, seed: int, seen: _Seen) -> None:
     last_s = began_s = time.perf_counter()
     is_first = True
-    async for event in client.chat(_QUESTION, max_tokens=settings.tokens, temperature=0.7, seed=seed):
+    async for event in client.chat(_QUESTION.format(seed), max_tokens=settings.tokens, temperature=0.7, seed=seed):
         now_s = time.perf_counter()
         if isinstance(event, Text):
             (seen.firsts_s if is_first else seen.gaps_s).append(now_s - (began_s if is_first else last_s))

@@ -37,7 +37,7 @@ class Rotary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ModelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One decoder. Booleans that describe tensors (biases, fusions) say what the file holds."""
 
-    architecture: str  # family: llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3, phi3
+    architecture: str  # family: llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3, phi3, glm, glm4
     name: str  # as the author calls it, for people
     layer_count: int
     hidden_size: int

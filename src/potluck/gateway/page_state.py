@@ -75,7 +75,10 @@ class LinkView(msgspec.Struct, frozen=True, rename={"source": "from", "target": 
 
 
 class StageView(msgspec.Struct, frozen=True):
-    """Mean times of a step at this stage; `wire_ms` is the way to it from the stage before, or from the head."""
+    """Mean times of a step at this stage; `wire_ms` is the way to it from the stage before, or from the head.
+
+    `standby`: ids of the nodes that would take it over if its own went now; empty where nobody could.
+    """
 
     node: str
     first: int
@@ -83,6 +86,7 @@ class StageView(msgspec.Struct, frozen=True):
     compute_ms: float
     queue_ms: float
     wire_ms: float
+    standby: tuple[str, ...] = ()
 
 
 class RequestView(msgspec.Struct, frozen=True):

@@ -157,9 +157,10 @@ class NodeAdministration(Administration):
     def _request(self, watched: Watched) -> RequestView:
         stages = tuple(
             StageView(
-                placed.node.hex(), placed.stage.start, placed.stage.stop - 1, timing.compute_ms, timing.queue_ms, timing.wire_ms
+                placed.node.hex(), placed.stage.start, placed.stage.stop - 1, timing.compute_ms, timing.queue_ms, timing.wire_ms,
+                tuple(each.node.hex() for each in standbys),
             )
-            for placed, timing in zip(watched.stages, watched.stage_timings, strict=False)
+            for placed, timing, standbys in zip(watched.stages, watched.stage_timings, watched.standbys, strict=False)
         )  # fmt: skip
         return RequestView(
             watched.id, watched.model, watched.phase, watched.tokens, watched.tokens_per_s, watched.failovers, stages  # type: ignore[arg-type]

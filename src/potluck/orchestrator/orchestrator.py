@@ -32,7 +32,7 @@ from potluck.orchestrator.watching import StageTimings, Watched
 from potluck.planner.alike import Replacer, pick_pipeline
 from potluck.planner.costs import Links
 from potluck.planner.cover import Candidate, Placed, check_tiling, cover_around
-from potluck.planner.route import RouteRules, are_held, between_own
+from potluck.planner.route import RouteRules, are_held, between_own, standby
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
@@ -77,8 +77,8 @@ class DistributedChatParams(msgspec.Struct, frozen=True, kw_only=True):
 class Running:
     """One generation and its reader."""
 
-    def __init__(self, generation: Generation, label: str) -> None:
-        self.generation, self.label = generation, label
+    def __init__(self, generation: Generation, label: str, params: DistributedChatParams) -> None:
+        self.generation, self.label, self.params = generation, label, params
         self.timings = StageTimings()
         self.frames: asyncio.Queue[StreamFrame] = asyncio.Queue()
         self.timer: asyncio.TimerHandle | None = None
@@ -162,7 +162,18 @@ class PipelineOrchestrator:
 
     def watched(self) -> list[Watched]:
         """The generations that run now, oldest first."""
-        return [running.watched() for running in self._running]
+        return [running.watched()._replace(standbys=self._standbys(running)) for running in self._running]
+
+    def _standbys(self, running: Running) -> tuple[tuple[Placed, ...], ...]:
+        """Who would take over each stage if its node went now; of what this node keeps for itself, itself."""
+        request, params = running.generation.request, running.params
+        own = [Placed(self._node, "", stage) for stage in params.own_layers]
+        offered = self._candidates(request, params.fallback_to_local)
+        offered = between_own(offered, own) if own else offered
+        reachable = [candidate for candidate in offered if self._is_reachable(candidate.node)]
+        rules = self._rules(request, params)
+        stages = running.generation.stages
+        return tuple((each,) if each in own else standby(reachable, each, rules) for each in stages)
 
     def _watch_timings(self, running: Running, trace: GenerationTrace) -> None:
         generation, tell = running.generation, running.generation.on_timing
@@ -266,7 +277,7 @@ class PipelineOrchestrator:
         if len(self._running) >= self.max_concurrent_pipelines:
             raise ShardUnavailable(f"all {self.max_concurrent_pipelines} pipelines are in use")
         self._started += 1
-        running = Running(self._generation(request, params), params.label or str(self._started))
+        running = Running(self._generation(request, params), params.label or str(self._started), params)
         trace = self.traces.begin(running.label, request.model, time.perf_counter())
         self._watch_timings(running, trace)
         self._running.append(running)
@@ -323,7 +334,12 @@ class PipelineOrchestrator:
             others = [placed for placed in kept.stages if placed not in own]
             return is_own_kept and len(kept.stages) <= params.max_shards_per_request and are_held(others, fit)
 
-        return self._kept.find(reuse_key(request, params.activation_dtype), request.prompt, now_s, is_usable)
+        found = self._kept.find(reuse_key(request, params.activation_dtype), request.prompt, now_s, is_usable)
+        if found is None or found.is_most_of(request.prompt):
+            return found
+        # A little in common (a system prompt) is no reason to crowd where a conversation went before.
+        usual = [(placed.node, placed.stage) for placed in self.pipeline_for(request, params)]
+        return found if [(placed.node, placed.stage) for placed in found.kept.stages] == usual else None
 
     def pipeline_for(self, request: GenerationRequest, params: DistributedChatParams) -> list[Placed]:
         """The shards that a request would use. Raises ShardUnavailable with what is missing."""

@@ -31,6 +31,9 @@ class Resumption(NamedTuple):
     kept: Kept
     length: int
 
+    def is_most_of(self, prompt: Sequence[int]) -> bool:
+        return 2 * self.length >= len(prompt)
+
 
 class _Entry(NamedTuple):
     key: ReuseKey

@@ -25,6 +25,7 @@ class Watched(NamedTuple):
     failovers: int
     stages: tuple[Placed, ...]
     stage_timings: tuple[StageTiming, ...]
+    standbys: tuple[tuple[Placed, ...], ...] = ()  # for each stage, who would take it over now; empty: nobody
 
 
 class StageTimings:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from potluck.core.errors import UnknownArchitecture
-from potluck.core.model_facts import Activation
+from potluck.core.model_facts import Activation, RotaryForm
 from potluck.weights.source_tensor import shown
 
 
@@ -18,6 +18,9 @@ class Family(msgspec.Struct, frozen=True):
     has_query_key_norm: bool = False
     has_post_norms: bool = False
     sliding_period: int = 1  # all but the last layer of each period have a sliding window
+    fuses_gate_up: bool = False
+    rotary_form: RotaryForm = "halves"  # as Hugging Face has it
+    rotary_share: float = 1.0  # of a head's dimensions, where the file does not say
 
 
 FAMILIES = {
@@ -30,7 +33,9 @@ FAMILIES = {
         Family("gemma", "gelu_tanh", scales_embedding=True),
         Family("gemma2", "gelu_tanh", scales_embedding=True, has_post_norms=True, sliding_period=2),
         Family("gemma3", "gelu_tanh", True, has_query_key_norm=True, has_post_norms=True, sliding_period=6),
-        Family("phi3"),
+        Family("phi3", fuses_gate_up=True),
+        Family("glm", fuses_gate_up=True, rotary_form="interleaved", rotary_share=0.5),
+        Family("glm4", has_post_norms=True, fuses_gate_up=True, rotary_form="interleaved", rotary_share=0.5),
     )
 }
 

@@ -24,7 +24,7 @@ from potluck.weights.gguf import GgufFile
 from potluck.weights.source_tensor import shown
 
 # Mistral's files call themselves llama.
-ARCHITECTURES = {name: name for name in ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3")}
+ARCHITECTURES = {name: name for name in ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "glm4")}
 
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 
@@ -74,7 +74,7 @@ def _facts(gguf: GgufFile, family: Family, general: Fields, fields: Fields) -> M
         has_query_key_norm=family.has_query_key_norm,
         has_post_norms=family.has_post_norms,
         has_fused_query_key_value="blk.0.attn_qkv.weight" in tensors,
-        has_fused_gate_up=family.name == "phi3" and "blk.0.ffn_gate.weight" not in tensors,
+        has_fused_gate_up=family.fuses_gate_up and "blk.0.ffn_gate.weight" not in tensors,
         embedding_scale=math.sqrt(hidden_size) if family.scales_embedding else None,
         is_output_tied="output.weight" not in tensors,
     )
@@ -160,7 +160,7 @@ def _sliding_layers(family: Family, fields: Fields, layer_count: int) -> tuple[b
 def _rotary(gguf: GgufFile, family: Family, fields: Fields, head_size: int) -> Rotary:
     dimensions = fields.integer("rope.dimension_count", 2, head_size, default=head_size)
     # Converters reorder the rows of Llama's queries and keys so that pairs become neighbours.
-    form: RotaryForm = "interleaved" if family.name == "llama" else "halves"
+    form: RotaryForm = "interleaved" if family.name == "llama" else family.rotary_form
     base = fields.number("rope.freq_base", 1.0, 1e12, default=10_000.0)
     return Rotary(form, base, dimensions, _scaling(gguf, fields, dimensions))
 

@@ -24,7 +24,9 @@ from potluck.weights.families import Family, family_called, long_magnitude, peri
 from potluck.weights.fields import Fields
 from potluck.weights.source_tensor import shown
 
-MODEL_TYPES = {name: name for name in ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3")} | {
+MODEL_TYPES = {
+    name: name for name in ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "glm", "glm4")
+} | {
     "gemma3_text": "gemma3",
     "gemma3": "gemma3",
 }
@@ -40,6 +42,9 @@ _ACTIVATIONS: dict[str, Activation] = {
 # files rely on it.
 _COMMON = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False}
 _GEMMA = {"head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True}
+_GLM = {
+    **_COMMON, "rms_norm_eps": 1.5625e-7, "max_position_embeddings": 131_072, "num_key_value_heads": 2, "head_dim": 128,
+}  # fmt: skip
 DEFAULTS: dict[str, dict[str, object]] = {
     "llama": {**_COMMON, "max_position_embeddings": 2048},
     "mistral": {
@@ -68,6 +73,8 @@ DEFAULTS: dict[str, dict[str, object]] = {
     "phi3": {
         **_COMMON, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096,
     },
+    "glm": _GLM,
+    "glm4": _GLM,
 }  # fmt: skip
 
 
@@ -122,7 +129,7 @@ def _facts(family: Family, fields: Fields) -> ModelFacts:
         rotary_local=rotary_local if any(sliding_layers) else None,
         attention_scale=_attention_scale(family, fields, head_size),
         attention_soft_cap=_soft_cap(fields, "attn_logit_softcapping") if family.name == "gemma2" else None,
-        output_soft_cap=_soft_cap(fields, "final_logit_softcapping") if family.has_post_norms else None,
+        output_soft_cap=_soft_cap(fields, "final_logit_softcapping") if _is_later_gemma(family) else None,
         sliding_window=sliding_window,
         sliding_layers=sliding_layers,
         has_attention_bias=has_attention_bias,
@@ -131,10 +138,14 @@ def _facts(family: Family, fields: Fields) -> ModelFacts:
         has_query_key_norm=family.has_query_key_norm,
         has_post_norms=family.has_post_norms,
         has_fused_query_key_value=family.name == "phi3",
-        has_fused_gate_up=family.name == "phi3",
+        has_fused_gate_up=family.fuses_gate_up,
         embedding_scale=math.sqrt(hidden_size) if family.scales_embedding else None,
         is_output_tied=fields.flag("tie_word_embeddings"),
     )
+
+
+def _is_later_gemma(family: Family) -> bool:
+    return family.scales_embedding and family.has_post_norms
 
 
 def _name(family: Family, fields: Fields) -> str:
@@ -148,7 +159,7 @@ def _head_size(fields: Fields, hidden_size: int, head_count: int) -> int:
 
 
 def _activation(family: Family, fields: Fields) -> Activation:
-    key = "hidden_activation" if family.has_post_norms else "hidden_act"
+    key = "hidden_activation" if _is_later_gemma(family) else "hidden_act"
     name = fields.text(key)
     if family.name == "gemma" and name == "gelu":  # the first files say so and mean the approximation
         return "gelu_tanh"
@@ -158,7 +169,7 @@ def _activation(family: Family, fields: Fields) -> Activation:
 
 
 def _attention_scale(family: Family, fields: Fields, head_size: int) -> float:
-    if family.has_post_norms:
+    if _is_later_gemma(family):
         return 1.0 / math.sqrt(fields.number("query_pre_attn_scalar", 1e-3, 1e6))
     return 1.0 / math.sqrt(head_size)
 
@@ -173,13 +184,13 @@ def _attention_biases(family: Family, fields: Fields) -> tuple[bool, bool]:
         return True, False
     if family.name in ("mistral", "phi3"):
         return False, False
-    has_both = fields.flag("attention_bias")
-    return has_both, has_both
+    has_bias = fields.flag("attention_bias")
+    return has_bias, has_bias and family.name not in ("glm", "glm4")
 
 
 def _sliding(family: Family, fields: Fields, layer_count: int) -> tuple[int | None, tuple[bool, ...]]:
     is_off = family.name in ("qwen2", "qwen3") and not fields.flag("use_sliding_window")
-    if family.name in ("llama", "gemma") or is_off or not fields.has("sliding_window"):
+    if family.name in ("llama", "gemma", "glm", "glm4") or is_off or not fields.has("sliding_window"):
         return None, ()
     window = fields.integer("sliding_window", 1, (1 << 32) - 1)
     layers = _sliding_layers(family, fields, layer_count)
@@ -227,9 +238,9 @@ def _rotaries(family: Family, fields: Fields, head_size: int) -> tuple[Rotary, R
 
 def _rotary(family: Family, fields: Fields, part: Fields, head_size: int, default_base: float) -> Rotary:
     base = part.number("rope_theta", 1.0, 1e12, default_base)
-    share = part.number("partial_rotary_factor", 0.0, 1.0, fields.number("partial_rotary_factor", 0.0, 1.0, 1.0))
-    dimensions = int(head_size * share)
-    return Rotary("halves", base, dimensions, _scaling(family, fields, part, dimensions))
+    usual = fields.number("partial_rotary_factor", 0.0, 1.0, family.rotary_share)
+    dimensions = int(head_size * part.number("partial_rotary_factor", 0.0, 1.0, usual))
+    return Rotary(family.rotary_form, base, dimensions, _scaling(family, fields, part, dimensions))
 
 
 def _scaling(family: Family, fields: Fields, part: Fields, dimensions: int) -> RotaryScaling | None:

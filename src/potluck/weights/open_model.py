@@ -74,6 +74,10 @@ _FOLDER_POST_NORM_ROLES = {
     "feed_forward_norm": "pre_feedforward_layernorm.weight",
     "post_feed_forward_norm": "post_feedforward_layernorm.weight",
 }
+_FOLDER_GLM4_ROLES = {
+    "post_attention_norm": "post_self_attn_layernorm.weight",
+    "post_feed_forward_norm": "post_mlp_layernorm.weight",
+}
 # Where the decoder sits in a folder's names: alone, in a model that also sees pictures (new and old), without its head.
 _FOLDER_PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")
 
@@ -191,7 +195,9 @@ def folder_name(name: str, facts: ModelFacts, prefix: str) -> str:
         outer = {"embedding": f"{prefix}embed_tokens.weight", "output_norm": f"{prefix}norm.weight"}
         return outer.get(name, "lm_head.weight")
     _, layer, role = name.split(".")
-    roles = _FOLDER_ROLES | _FOLDER_POST_NORM_ROLES if facts.has_post_norms else _FOLDER_ROLES
+    roles = _FOLDER_ROLES
+    if facts.has_post_norms:
+        roles = roles | (_FOLDER_GLM4_ROLES if facts.architecture == "glm4" else _FOLDER_POST_NORM_ROLES)
     return f"{prefix}layers.{layer}.{roles[role]}"
 
 

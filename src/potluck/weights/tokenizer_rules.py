@@ -48,6 +48,8 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "smollm": PreTokenizer((r"\p{N}", GPT2_PATTERN)),
     "qwen2": PreTokenizer((_QWEN2_PATTERN,)),
     "deepseek-r1-qwen": PreTokenizer((_QWEN2_PATTERN,)),
+    "glm4": PreTokenizer((_LLAMA3_PATTERN,)),
+    "chatglm-bpe": PreTokenizer((_LLAMA3_PATTERN,)),
     "tekken": PreTokenizer((_TEKKEN_PATTERN,), ignores_merges=True, adds_bos=True),
 }
 

@@ -18,6 +18,7 @@ from potluck.net.peers import PeerLinks
 from potluck.orchestrator.frames import Finished, StreamFrame, TokenDelta
 from potluck.orchestrator.generation import GenerationRequest, GenerationSettings
 from potluck.orchestrator.orchestrator import DistributedChatParams, PipelineOrchestrator
+from potluck.orchestrator.reuse import Kept, reuse_key
 from potluck.planner.costs import Link, Links
 from potluck.planner.cover import Placed
 from potluck.telemetry.metrics import Metrics
@@ -31,9 +32,9 @@ WHOLE = (Placed(SHARD, "", Stage(0, 2, True, True)),)
 class Switchboard:
     """An orchestrator whose messages lie in `sent`, to be answered by the test."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[PeerLinks] = PeerLinks) -> None:
         self.sent: list[SendTo] = []
-        links = PeerLinks(HEAD, MemoryNetwork().transport(HEAD), lambda *_: None, lambda *_: None)
+        links = kind(HEAD, MemoryNetwork().transport(HEAD), lambda *_: None, lambda *_: None)
         self.orchestrator = PipelineOrchestrator(HEAD, links, self.sent.append, Metrics())
 
     def take(self) -> list[SendTo]:
@@ -232,8 +233,15 @@ NEAR, FAR, SECOND = b"N" * 32, b"F" * 32, b"2" * 32
 LAN = Link(0.001, 100e6)
 
 
-def offering(*shards: tuple[bytes, Stage]) -> Switchboard:
-    board = Switchboard()
+class AllLinked(PeerLinks):
+    """Whoever is named is there."""
+
+    def is_linked(self, node: bytes) -> bool:
+        return True
+
+
+def offering(*shards: tuple[bytes, Stage], is_linked: bool = False) -> Switchboard:
+    board = Switchboard(AllLinked if is_linked else PeerLinks)
     for node, stage in shards:
         info = ShardInfo("m", "a" * 64, 1, 2, stage, True, 4, 0, 0, 1000)
         board.orchestrator.store.put(node, f"{node[:1].decode()}:1", Described(0, node, "1", (info,), 1, ()))
@@ -302,3 +310,43 @@ def test_other_weights_under_the_same_name_have_their_own_code() -> None:
             board.orchestrator.pipeline_for(msgspec.structs.replace(request(), layer_count=3), DistributedChatParams())
 
     run(choose())
+
+
+def test_who_would_take_over_is_known_while_an_answer_runs() -> None:
+    """SwarmLLM: standby nodes are identified for each segment."""
+
+    async def watch() -> tuple[list[bytes], list[tuple[bytes, ...]]]:
+        board = offering((NEAR, FIRST_HALF), (FAR, FIRST_HALF), (SECOND, LAST_HALF), is_linked=True)
+        asking = asyncio.ensure_future(anext(board.orchestrator.chat(request(), DistributedChatParams())))
+        await soon()
+        [watched] = board.orchestrator.watched()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        return [p.node for p in watched.stages], [tuple(p.node for p in each) for each in watched.standbys]
+
+    stages, standbys = asyncio.run(watch())
+    assert stages[1] == SECOND
+    assert standbys == [(FAR if stages[0] == NEAR else NEAR,), ()]
+
+
+@pytest.mark.parametrize(("shared", "expected"), [(60, FAR), (20, NEAR)])
+def test_a_conversation_goes_where_it_was_and_a_system_prompt_in_common_is_no_reason_to(
+    shared: int, expected: bytes
+) -> None:
+    prompt = tuple(range(100))
+    whole = Stage(0, 2, True, True)
+
+    async def ask() -> list[tuple[bytes, bytes | None]]:
+        board = offering((NEAR, whole), (FAR, whole), is_linked=True)
+        board.orchestrator.measured_links = links(HF=0.2)
+        params = DistributedChatParams(settings=GenerationSettings(keeps_kv=True))
+        asked = msgspec.structs.replace(request(), prompt=prompt)
+        kept = Kept((*prompt[:shared], 7, 7, 7), (Placed(FAR, "F:1", whole),), (b"k" * 16,))
+        board.orchestrator._kept.put(reuse_key(asked, "auto"), kept, asyncio.get_running_loop().time())
+        asking = asyncio.ensure_future(anext(board.orchestrator.chat(asked, params)))
+        await soon()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        return [(effect.node, effect.message.resumes) for effect in board.sent if isinstance(effect.message, Open)]
+
+    assert asyncio.run(ask()) == [(expected, b"k" * 16 if expected == FAR else None)]
