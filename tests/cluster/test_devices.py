@@ -16,7 +16,7 @@ import msgspec
 import psutil
 import pytest
 
-from potluck.core.errors import OutOfDeviceMemory
+from potluck.core.errors import OutOfDeviceMemory, PotluckError
 from potluck.core.exactness import arithmetic_of
 from potluck.core.sampling_params import SamplingParams
 from potluck.net.loop import run
@@ -27,10 +27,11 @@ from potluck.orchestrator.frames import Finished, ShardFailover, StreamFrame, To
 from potluck.orchestrator.generation import GenerationRequest, GenerationSettings
 from potluck.orchestrator.orchestrator import DistributedChatParams
 from potluck.planner.cover import Placed
+from potluck.testing.real_swarm import RealSwarm, layers_of
 from potluck.weights.store import ModelStore
 from tests.support.swarms import TINY, TINY_FLOATS, frames_of, head_node, stored_tiny, tokens_of
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 TORCH = "cuda:torch-cpu"
 LEVELS = {"cpu": "bitwise", TORCH: "tolerance"}
 PROMPT, COUNT, KILLED_AFTER = tuple(range(1, 40)), 48, 14
@@ -184,3 +185,36 @@ def test_running_out_of_memory_in_the_middle_of_an_answer_ends_the_worker_alone(
     assert len(tokens_of(frames)) == 8
     assert second not in (0, first)
     assert any(isinstance(frame, ShardFailover) for frame in frames)
+
+
+def test_a_node_with_a_device_shares_a_swarm_with_one_without(models_home: Path, tmp_path: Path) -> None:
+    """No address is named: the advert tells the device and its memory, the plan follows, and the answer says what it depended on."""
+    stored_tiny(models_home, "F32")
+    swarm = RealSwarm(tmp_path, models_home / "models", models_home / "cache", TINY_FLOATS)
+    half = ("--listen", "127.0.0.1:0", "--max-layers", "4")
+    try:
+        first = swarm.up("first", *half)
+        second = swarm.join("second", first.command("invite")["invite"], *half, "--device", TORCH, "--memory", "1GB")
+        second.wait(lambda: first.can_answer() and second.can_answer(), 90)
+        nodes = {node["id"]: node for node in second.state()["nodes"]}
+        assert [nodes[each.node]["device"] for each in (first, second)] == ["cpu", TORCH]
+        held = sorted(layers_of(second.state(), first.node) + layers_of(second.state(), second.node))
+        assert held == [(0, 3), (4, 7)]
+        body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5, "temperature": 0}
+        usage = first.request("POST", "/v1/chat/completions", body)["usage"]
+        assert usage["potluck"]["exactness"] == "mixed"
+        assert sorted(usage["potluck"]["nodes"]) == sorted([first.node, second.node])
+    finally:
+        swarm.close()
+
+
+def test_a_device_that_is_not_there_is_refused_before_anybody_counts_on_it(models_home: Path, tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one here")
+    swarm = RealSwarm(tmp_path, models_home / "models", models_home / "cache", TINY_FLOATS)
+    stored_tiny(models_home, "F32")
+    try:
+        with pytest.raises(PotluckError, match="no usable NVIDIA GPU"):
+            swarm.up("first", "--listen", "127.0.0.1:0", "--device", "cuda")
+    finally:
+        swarm.close()

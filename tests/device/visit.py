@@ -681,7 +681,7 @@ def with_mps() -> None:
         pipeline()
         print("servers:", mps("get_server_list"))
     finally:
-        print("mps ended:", mps("quit"))
+        print("mps ended:", mps("quit -f"))
 
 
 @part

@@ -250,18 +250,32 @@ class ShardEngine(ABC):
                 self._check_step(step, session)
 
     def _is_usual(self, step: Step, session: EngineSession) -> bool:
-        """One token id that nothing speaks against: seen at a glance, as it is what comes nearly always."""
-        tokens, kv = step.tokens, session.kv
+        """One token that nothing speaks against: seen at a glance, as it is what comes nearly always."""
+        kv = session.kv
+        return (
+            step.position == kv.length < self.facts.context_length
+            and kv.length < len(kv.pages) * PAGE_POSITIONS  # a page that is there was reserved
+            and (self._is_token(step, session) if step.hidden is None else self._is_row(step))
+            and (not step.logits or (step.logits == (0,) and self.settings.has_output and self._ends_with(session)))
+        )
+
+    def _is_token(self, step: Step, session: EngineSession) -> bool:
+        tokens = step.tokens
         return (
             tokens is not None
             and len(tokens) == 1
-            and step.hidden is None
-            and step.position == kv.length < self.facts.context_length
-            and kv.length < len(kv.pages) * PAGE_POSITIONS  # a page that is there was reserved
             and 0 <= tokens[0] < self.facts.vocabulary_size
             and self.settings.has_embedding
             and session.begins_with_tokens
-            and (not step.logits or (step.logits == (0,) and self.settings.has_output and self._ends_with(session)))
+        )
+
+    def _is_row(self, step: Step) -> bool:
+        rows = step.hidden
+        return (
+            rows is not None
+            and step.tokens is None
+            and rows.shape == (1, self.facts.hidden_size)
+            and rows.dtype == np.float32
         )
 
     def _check_step(self, step: Step, session: EngineSession) -> None:

@@ -65,6 +65,7 @@ class NodeView(msgspec.Struct, frozen=True):
     rtt_ms: float | None
     last_seen_s: float
     shards: tuple[ShardView, ...] = ()
+    device: str = "cpu"  # what it computes on, and whose memory the figures are
 
 
 class LinkView(msgspec.Struct, frozen=True, rename={"source": "from", "target": "to"}):

@@ -125,7 +125,7 @@ class NodeAdministration(Administration):
         return NodeView(
             advert.node.hex(), advert.name, seen.address, seen.is_own, state, trust, advert.software,  # type: ignore[arg-type]
             self._memory(seen), None if seen.is_own else seen.rtt_us / 1000, max(0.0, steady_clock_s() - seen.first_seen_s),
-            tuple(shards),
+            tuple(shards), advert.device,
         )  # fmt: skip
 
     def _own_shards(self) -> list[ShardView]:

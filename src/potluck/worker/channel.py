@@ -57,8 +57,10 @@ class Channel:
 
     def _spin(self) -> None:
         """Looks for a message without sleeping, where the next is likely to come soon: see net/spinning.py."""
+        if self._poll is None:
+            return
         deadline_s = time.monotonic() + self._spin_s
-        while self._poll is not None and not self._poll.poll(0) and time.monotonic() < deadline_s:
+        while not self._poll.poll(0) and time.monotonic() < deadline_s:
             pass
 
     def send(self, message: FromWorker, *parts: bytes | memoryview) -> None:

@@ -22,7 +22,7 @@ from potluck.engine.cuda.random_weights import RandomSource
 from potluck.engine.cuda.row_runner import Head, Row, RowRunner
 from potluck.engine.cuda.triton_limits import FEW_ROWS
 from potluck.engine.cuda.weights import CheckpointSource, ShardWeights, WeightSource
-from potluck.engine.kv_format import uses_half_kv
+from potluck.engine.kv_format import PAGE_POSITIONS, uses_half_kv
 from potluck.engine.shard_engine import (
     EngineSettings,
     Floats,
@@ -116,8 +116,36 @@ class TorchEngine(ShardEngine):
 
     # ------------------------------------------------------------ steps
 
-    @torch.no_grad()
     def forward(self, steps: Sequence[Step], roundings: Sequence[Rounding] = ()) -> list[StepResult]:
+        if len(steps) == 1 and not roundings:
+            result = self._forward_row(steps[0])
+            if result is not None:
+                return [result]
+        return self._forward(steps, roundings)
+
+    def _forward_row(self, step: Step) -> StepResult | None:
+        """One token through a graph that is there, with as little around it as can be: decoding alone is nothing else.
+
+        None: it is something else, and nothing was done.
+        """
+        session = self._sessions.get(step.session)
+        if session is None or not self._is_usual(step, session):
+            return None
+        kv, layers, head = session.kv, session.layers, _head_of(step)
+        if kv.pages[kv.length // PAGE_POSITIONS].users != 1 or layers is None:
+            return None
+        row = Row(0 if step.tokens is None else step.tokens[0], step.position, self.kv.publish(kv))
+        if not self._rows.run_one(row, step.hidden, layers.start, layers.stop, head, gives_hidden=step.wants_hidden):
+            return None
+        kv.length += 1
+        return StepResult(
+            self._rows.output(1 if step.wants_hidden else 0),
+            self._rows.logits(0)[None] if head == "logits" else None,
+            tuple(self._rows.likeliest(1)) if head == "likeliest" else None,
+        )
+
+    @torch.no_grad()
+    def _forward(self, steps: Sequence[Step], roundings: Sequence[Rounding]) -> list[StepResult]:
         self._check(steps)
         caches = [self._session(step.session).kv for step in steps]
         counts = [step.count for step in steps]

@@ -80,6 +80,20 @@ class RowRunner:
         self._run(RowKey(bucket, splits, first, stop, hidden is None, head, gives_hidden))
         return count
 
+    def run_one(
+        self, row: Row, hidden: Floats | None, first: int, stop: int, head: Head, *, gives_hidden: bool
+    ) -> bool:  # fmt: skip
+        """`run` for a single row whose graph is there; false, and nothing done, where it is not."""
+        splits = next(splits for splits in _SPLIT_BUCKETS if splits * SPLIT_POSITIONS > row.position)
+        graph = self._graphs.get(RowKey(1, splits, first, stop, hidden is None, head, gives_hidden))
+        if graph is None:
+            return False
+        self._integers_view[:, 0] = row
+        if hidden is not None:
+            self._hidden_view[:1] = hidden
+        self._replay(graph)
+        return True
+
     def prepare(self, first: int, stop: int, *, takes_tokens: bool, head: Head) -> None:
         """Captures what decoding up to four spans of positions needs. No row is anybody's."""
         self._host_integers.zero_()
@@ -107,6 +121,9 @@ class RowRunner:
         graph = self._graphs.get(key)
         if graph is None:
             graph = self._graphs[key] = self._capture(key)
+        self._replay(graph)
+
+    def _replay(self, graph: torch.cuda.CUDAGraph) -> None:
         graph.replay()
         assert self._stream is not None
         self._stream.synchronize()
