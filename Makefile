@@ -41,7 +41,8 @@ test: check .venv/system.stamp
 	$(BIN)/pytest $(BY_FILE) $(COMPUTING)
 	$(BIN)/pytest $(BY_FILE) $(REAL_PROCESSES)
 
-test-long: check .venv/system.stamp
+test-long: .venv/system.stamp
+	$(MAKE) --jobs=2 lint kernels
 	POTLUCK_LONG=1 $(BIN)/pytest -n auto tests/unit
 	POTLUCK_LONG=1 $(BIN)/pytest $(BY_FILE) $(COMPUTING)
 	POTLUCK_LONG=1 $(BIN)/pytest $(BY_FILE) $(REAL_PROCESSES)
