@@ -267,7 +267,7 @@ class CpuEngine(ShardEngine):
         """Fills in the batch: tiles of tokens, and how attention's work is cut into tasks."""
         row = tiles = longest = 0
         for piece in pieces:
-            pages = int(self._session(steps[piece.index].session).kv.addresses.ctypes.data)
+            pages = self._session(steps[piece.index].session).kv.table_address
             for first in range(0, piece.count, self._tokens_per_tile):
                 count = min(self._tokens_per_tile, piece.count - first)
                 position = steps[piece.index].position + piece.first + first

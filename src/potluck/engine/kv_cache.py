@@ -86,6 +86,9 @@ class KvSession:
     pages: list[KvPage] = field(default_factory=list)
     addresses: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
+    def __post_init__(self) -> None:
+        self.table_address = int(self.addresses.ctypes.data)  # where kernels find the addresses
+
 
 class KvCache:
     """Owns every page. The budget counts what sessions have reserved, so that a session that was opened never runs dry."""
