@@ -85,8 +85,8 @@ class Intake:
     def _keep(self, entry: Entry, sender: bytes) -> None:
         self.asking.came(entry.key)
         self._store.put(entry)
-        if sender == self.own.node:
-            self._spreading.own_news(entry.key)
+        if sender == self.own.node or entry.record.kind == EXPULSION:
+            self._spreading.at_once(entry.key)
         else:
             self._spreading.news(entry.key)
 
@@ -180,7 +180,7 @@ class Intake:
         if is_refresh and not is_forced:
             self._spreading.refreshed(entry.key)
         else:
-            self._spreading.own_news(entry.key)
+            self._spreading.at_once(entry.key)
         self._findings.changes += not is_refresh
 
     def _hear_of_myself(self, entry: Entry, now_s: float) -> None:
