@@ -138,7 +138,8 @@ class Heard(msgspec.Struct, frozen=True):
 
 def check_multicast(heard: Sequence[Heard], peers: Sequence[Mapping[str, Any]], own: str, platform: str) -> Finding:
     """`peers`: of the running node. Those that are linked while nobody is heard speak for a network that keeps multicast back."""
-    deaf = [each for each in heard if not each.is_own_heard]
+    hearing = {each.interface for each in heard if each.is_own_heard}  # by one family: that is enough
+    deaf = [each for each in heard if each.interface not in hearing]
     others = {node for each in heard for node in each.nodes if not own or not own.startswith(node)}
     linked = [peer for peer in peers if peer["is_connected"] and not _is_local(peer["addresses"])]
     if not heard:

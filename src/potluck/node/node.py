@@ -52,6 +52,7 @@ from potluck.wire.worker_settings import WorkerSettings
 _LOG = logging.getLogger(__name__)
 _HOUSEKEEPING_S = 5.0
 _SWARM_FILE_S = 1.0
+_MAX_OWNERS = 1 << 14
 
 
 class ServedModel:
@@ -140,12 +141,14 @@ class Node:
             await asyncio.sleep(_HOUSEKEEPING_S)
             for shard in self.shards:
                 shard.evict_if_idle()
-            live = {
-                session
-                for session, owner in self._owners.items()
-                if owner.core.has_session(session) or owner.core.has_parked(session)
-            }
-            self._owners = {session: self._owners[session] for session in live}
+            self._forget_ended_sessions()
+
+    def _forget_ended_sessions(self) -> None:
+        self._owners = {
+            session: owner
+            for session, owner in self._owners.items()
+            if owner.core.has_session(session) or owner.core.has_parked(session)
+        }
 
     async def _keep_swarm(self, admission: Admission) -> None:
         """The file also changes under this node: its user's commands write there."""
@@ -243,6 +246,8 @@ class Node:
         if server is None:  # said at once, because a head takes silence for a death
             self.counters["unknown_session"] += 1
             return self._refuse(sender, message, ShardUnavailable("this node serves no layers"))
+        if len(self._owners) >= _MAX_OWNERS:  # sessions that were refused are there too, until the next look
+            self._forget_ended_sessions()
         self._owners.setdefault(message.session, server)
         self.metrics.requests.labels(caller=sender.hex()[:16]).inc()
         return server.deliver(sender, message, body)

@@ -90,7 +90,7 @@ class SwarmNode:
     async def start(self) -> None:
         self.address = await self._listen()
         self.steward.statement.addresses = reachable_addresses(self.address, self.settings.interfaces)
-        trust = Trust(accept=self._accept, is_member=self.keeper.may_link, is_expelled=self._is_expelled)
+        trust = Trust(self._accept, self.keeper.may_link, self._is_expelled, self._holds)
         self.service = SwarmService(
             self._key, self.node.links, trust, self._service_settings(), self._on_view, self._on_event
         )
@@ -136,6 +136,9 @@ class SwarmNode:
 
     def _is_expelled(self, node: bytes) -> bool:
         return self.keeper.roster.is_expelled(node)
+
+    def _holds(self, signed: Signed) -> bool:
+        return self.keeper.roster.holds(signed)
 
     def _publish(self, advert: Advert) -> None:
         if self.service is not None:

@@ -10,6 +10,7 @@ from potluck.swarm.adverts import MAX_LEAP, AdvertReader, Stamp
 from potluck.swarm.records import Entry, entry_of
 
 EXPULSION = "expulsion"
+SUPERSEDED = "superseded"  # said by whoever has not heard the latest yet
 OVERTAKEN_S = (
     5.0  # for so long an advert that ended or was replaced may be on its way, sent by somebody who knew no better
 )
@@ -19,13 +20,21 @@ def _nobody(_: bytes) -> bool:
     return False
 
 
+def _everything(_: Signed) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class Trust:
-    """What membership means; `accept` takes a membership record or raises an error with a `reason`."""
+    """What membership means; `accept` takes a membership record or raises an error with a `reason`.
+
+    `holds`: whether a record that was accepted still is of use. What was superseded is not passed on, and makes room.
+    """
 
     accept: Callable[[Signed], None]
     is_member: Callable[[bytes], bool]
     is_expelled: Callable[[bytes], bool] = _nobody
+    holds: Callable[[Signed], bool] = _everything
 
 
 class Ended(NamedTuple):

@@ -23,7 +23,7 @@ MAX_ADVERT_BYTES = 16 << 10
 MAX_COUNT = 1 << 40
 MAX_LEAP = 1 << 20  # an incarnation or version that is further ahead than any node can have come is not believed
 MAX_ADDRESSES, MAX_SHARDS, MAX_HELD, MAX_SPEEDS, MAX_LINKS = 8, 64, 64, 64, 64
-_CACHED = 1 << 15
+_CACHED, _CACHED_BYTES = 1 << 13, 32 << 20
 CPU = "cpu"
 
 Bytes = Annotated[int, Meta(ge=0, lt=1 << 62)]
@@ -169,6 +169,7 @@ class AdvertReader:
     def __init__(self, is_authentic: Callable[[Signed], bool] | None = None) -> None:
         self._is_authentic = is_authentic
         self._read: dict[Signed, ReadAdvert] = {}
+        self.cached_bytes = 0  # of payloads
 
     def __repr__(self) -> str:
         return f"<AdvertReader {len(self._read)} cached>"
@@ -178,7 +179,10 @@ class AdvertReader:
         known = self._read.get(record)
         if known is None:
             known = read_advert(record, self._is_authentic)
-            while len(self._read) >= _CACHED:
-                del self._read[next(iter(self._read))]
             self._read[record] = known
+            self.cached_bytes += len(record.payload)
+            while len(self._read) > _CACHED or self.cached_bytes > _CACHED_BYTES:
+                oldest = next(iter(self._read))
+                del self._read[oldest]
+                self.cached_bytes -= len(oldest.payload)
         return known

@@ -7,7 +7,16 @@ from collections.abc import Iterable
 from potluck.core.errors import RecordRefused
 from potluck.identity.keys import short_id
 from potluck.identity.signed import Signed
-from potluck.swarm.acceptance import EXPULSION, Known, Trust, accept_all, check_signer, new_advert, read_entry
+from potluck.swarm.acceptance import (
+    EXPULSION,
+    SUPERSEDED,
+    Known,
+    Trust,
+    accept_all,
+    check_signer,
+    new_advert,
+    read_entry,
+)
 from potluck.swarm.adverts import ADVERT, AdvertReader, Stamp, advert_key
 from potluck.swarm.asking import Asking
 from potluck.swarm.duplicates import Duplicate, DuplicateWatch
@@ -63,8 +72,12 @@ class Intake:
         for record, reason in refused:
             entry = by_record[record]
             self.asking.came(entry.key)
+            if reason == SUPERSEDED:
+                self.asking.end(entry.key, entry.stamp, now_s)
+                continue
             self._refuse(record, entry.key, entry.stamp, reason, sender, now_s)
         if taken:
+            self._forget_superseded(now_s)
             self._ask_again(now_s)
         if any(record.kind == EXPULSION for record in taken):
             self.drop_strangers(now_s)
@@ -72,10 +85,16 @@ class Intake:
     def _keep(self, entry: Entry, sender: bytes) -> None:
         self.asking.came(entry.key)
         self._store.put(entry)
-        if sender == self.own.node:
-            self._spreading.own_news(entry.key)
+        if sender == self.own.node or entry.record.kind == EXPULSION:
+            self._spreading.at_once(entry.key)
         else:
             self._spreading.news(entry.key)
+
+    def _forget_superseded(self, now_s: float) -> None:
+        """Otherwise whoever may state anything could fill the store with it, one serial after another."""
+        for entry in [entry for entry in self._store if entry.advert is None and not self._trust.holds(entry.record)]:
+            self._store.remove(entry.key)
+            self.asking.end(entry.key, entry.stamp, now_s)
 
     def _ask_again(self, now_s: float) -> None:
         for key, node in self.asking.ask_again(now_s):
@@ -161,7 +180,7 @@ class Intake:
         if is_refresh and not is_forced:
             self._spreading.refreshed(entry.key)
         else:
-            self._spreading.own_news(entry.key)
+            self._spreading.at_once(entry.key)
         self._findings.changes += not is_refresh
 
     def _hear_of_myself(self, entry: Entry, now_s: float) -> None:

@@ -201,7 +201,7 @@ class SwarmService:
 
     def _turned_away(self, node: bytes) -> None:
         """One member's word is no proof, so it is only heeded while nobody else speaks to this node."""
-        if not self._links.linked():
+        if not self._links.linked() and not self._trust.is_expelled(self._node):
             if self.refused_as_expelled_by is None:
                 _LOG.warning("node %s says that this node was expelled from the swarm", short_id(node))
             self.refused_as_expelled_by = node

@@ -43,8 +43,8 @@ class Spreading:
 
     # ------------------------------------------------------------ what there is to tell
 
-    def own_news(self, key: bytes) -> None:
-        """This node's own word, which nobody else can tell: to many, at the end of this input."""
+    def at_once(self, key: bytes) -> None:
+        """This node's own word, which nobody else can tell, or what must not wait: to many, at the end of this input."""
         self._at_once[key] = None
 
     def news(self, key: bytes) -> None:

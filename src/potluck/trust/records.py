@@ -20,7 +20,7 @@ NONCE_BYTES = 16
 MAX_KEPT = 1024
 MAX_NAME_CHARACTERS = 64
 _SWARM_DOMAIN = b"potluck/swarm\0"
-_REMEMBERED = 8192  # small records whose signature was checked; a record comes from many neighbours
+_REMEMBERED = 1 << 15  # small records whose signature was checked; a record comes from many neighbours
 SMALL_BYTES = 1024
 MAX_SERIAL = (1 << 53) - 1
 

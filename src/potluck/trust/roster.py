@@ -187,6 +187,17 @@ class Roster:
         """Why a record that was taken counts for nothing as things are; None: it counts. Raises RecordRefused as `with_record`."""
         return self._doubt(read_record(signed))
 
+    def holds(self, signed: Signed) -> bool:
+        """Whether a record is kept here, for what it says or until more is known; False where it was superseded. Raises RecordRefused."""
+        record = read_record(signed)
+        if isinstance(record.statement, Founding):
+            return self.founding is not None and record.digest == self.founding.digest
+        is_founders = signed.signer == self.founder
+        slots = self._founders if is_founders else self._others.get(signed.signer, {})
+        subject = record.digest if self.founder is None else record.statement.subject
+        known = slots.get((record.statement.kind, subject))
+        return known is not None and known.digest == record.digest
+
     def next_serial(self, slot: Slot, signer: bytes) -> int:
         """For a new record that is to beat every known one on its subject. The founder need only beat its own on members."""
         is_final = signer == self.founder and slot[0] != "model"

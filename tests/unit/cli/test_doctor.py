@@ -84,6 +84,8 @@ def test_multicast_that_does_not_come_back_or_from_nobody_although_linked() -> N
     assert (alone.verdict, alone.next) == ("ok", "")
     isolated = checks.check_multicast([Heard("eth0", True)], [PEER], own, "linux")
     assert (isolated.verdict, "client isolation" in isolated.next) == ("warn", True)
+    by_one_family = checks.check_multicast([Heard("eth0", True), Heard("eth0", False)], [], own, "linux")
+    assert by_one_family.verdict == "ok"
     deaf = [checks.check_multicast([Heard("eth0", False)], [], own, each) for each in ("linux", "darwin", "win32")]
     assert {finding.verdict for finding in deaf} == {"fail"}
     assert len({finding.next for finding in deaf}) == 3

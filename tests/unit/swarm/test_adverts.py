@@ -5,6 +5,7 @@ import pytest
 
 from potluck.core.errors import RecordRefused
 from potluck.identity.signed import Signed, sign
+from potluck.swarm import adverts as adverts_module
 from potluck.swarm.adverts import (
     MAX_ADVERT_BYTES,
     MAX_LIFETIME_S,
@@ -106,3 +107,12 @@ def test_the_ends_of_a_model_are_something_without_any_layer() -> None:
     ends = (Stage(0, 0, True, False), Stage(8, 8, False, True))
     told = advert(ONE, shards=tuple(msgspec.structs.replace(shard(), stage=stage) for stage in ends))
     assert read_advert(sign_advert(ONE, told)).advert == told
+
+
+def test_what_a_reader_remembers_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adverts_module, "_CACHED_BYTES", 4000)
+    reader = AdvertReader(lambda record: True)
+    for version in range(1, 200):
+        reader.read(signed(KEYS[1], 1, version))
+    assert 0 < reader.cached_bytes <= 4000
+    assert reader.cached_bytes == sum(len(record.payload) for record in reader._read)

@@ -1,12 +1,15 @@
 """One node's gossip, told what arrives and what time it is."""
 
+import dataclasses
+
 import msgspec
 import pytest
 
-from potluck.identity.signed import Signed
+from potluck.identity.signed import Signed, sign
 from potluck.swarm.adverts import advert_key
 from potluck.swarm.events import Dial, Drop
 from potluck.swarm.liveness import PING_ATTEMPTS
+from potluck.swarm.records import entry_of
 from potluck.wire.messages import (
     Buckets,
     Digests,
@@ -351,3 +354,29 @@ def test_who_announces_and_does_not_deliver_keeps_nobody_from_delivering() -> No
     assert len(sent(node.on_message(TWO.node_id, news, NOW + 1.5), Wanted)) == 1
     assert len(sent(node.on_message(ONE.node_id, news, NOW + 3), Wanted)) == 1
     assert len(sent(node.on_message(TWO.node_id, news, NOW + 3.1), Wanted)) == 1
+
+
+# ---------------------------------------------------------------- bounds
+
+
+def test_what_was_superseded_makes_room_and_is_not_asked_for_again() -> None:
+    people = People(ME, ONE, TWO)
+    latest: list[Signed] = []
+    trust = people.trust()
+    node = gossip(ME, people, NOW)
+    node.intake._trust = dataclasses.replace(trust, holds=lambda record: record in latest)
+    node.link_up(ONE.node_id, NOW)
+    for serial in range(50):
+        latest[:] = [sign(ME, "model", str(serial).encode())]
+        node.on_message(ONE.node_id, records(*latest), NOW)
+    assert node.membership_records() == latest
+    old = entry_of(sign(ME, "model", b"3"), NOW, None)
+    assert not sent(node.on_message(ONE.node_id, Digests(b"", old.digest), NOW), Wanted)
+
+
+def test_a_member_that_speaks_without_end_fills_no_memory() -> None:
+    node, _ = hearing()
+    for version in range(1, 6000):
+        node.on_message(ONE.node_id, records(signed(TWO, 1, version, lifetime_s=14_400)), NOW + version / 1000)
+    assert len(node.store._expiries) < 2048
+    assert len(node.store) == 1

@@ -352,3 +352,31 @@ def test_the_founder_and_delegates_say_what_the_swarm_serves() -> None:
     assert (model.subject, model.objective, model.context_tokens, model.streams) == ("m", "throughput", 1024, 8)
     roster = roster.with_record(issuing.serve_model(FOUNDER, roster, "m", SHA, is_served=False))
     assert roster.models() == ()
+
+
+def test_a_roster_holds_the_latest_word_on_everything_and_what_still_waits() -> None:
+    words = [state(FOUNDER, ServedModel(SWARM, "model", serial, SHA)) for serial in (1, 2)]
+    waiting = state(EVE, Membership(SWARM, DAVE.node_id, 1, Trust.MEMBER))
+    roster = Roster(SWARM).with_records([waiting])[0]
+    assert roster.holds(waiting)
+    assert not roster.holds(FOUNDING)
+    member = state(FOUNDER, Membership(SWARM, BOB.node_id, 1, Trust.MEMBER))
+    roster = roster.with_records([FOUNDING, *words, member])[0]
+    assert [roster.holds(each) for each in (FOUNDING, *words, member, waiting)] == [True, False, True, True, True]
+    expulsion = state(FOUNDER, Expulsion(SWARM, BOB.node_id, 1))
+    roster = roster.with_record(expulsion)
+    assert (roster.holds(member), roster.holds(expulsion)) == (False, True)
+    assert roster.expulsion_record(BOB.node_id) == expulsion
+    assert roster.expulsion_record(ALICE.node_id) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_two_rosters_that_agree_hold_the_same_records(seed: int) -> None:
+    words = [state(FOUNDER, ServedModel(SWARM, f"m{number % 3}", 1 + number, SHA)) for number in range(6)]
+    words += [state(FOUNDER, Membership(SWARM, key.node_id, 1, Trust.MEMBER, may_invite=True)) for key in (ALICE, BOB)]
+    words += [state(ALICE, Membership(SWARM, CAROL.node_id, serial, Trust.MEMBER)) for serial in (1, 2)]
+    words += [state(FOUNDER, Expulsion(SWARM, BOB.node_id, 1)), FOUNDING]
+    shuffled = random.Random(seed).sample(words, len(words))
+    held = [{each for each in words if Roster(SWARM).with_records(order)[0].holds(each)} for order in (words, shuffled)]
+    assert held[0] == held[1]
+    assert len(held[0]) == 3 + 1 + 1 + 1 + 1  # models, Alice, Carol, the expulsion, the founding
