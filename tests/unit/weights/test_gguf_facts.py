@@ -162,7 +162,7 @@ def test_unknown_architectures_are_refused_by_name(tmp_path: Path, architecture:
     with pytest.raises(UnknownArchitecture) as caught:
         facts_of(tmp_path, architecture)
     assert f"'{architecture}'" in caught.value.problem
-    assert "gemma, gemma2, gemma3, llama, phi3, qwen2, qwen3" in caught.value.problem
+    assert "gemma, gemma2, gemma3, glm4, llama, phi3, qwen2, qwen3" in caught.value.problem
 
 
 def test_experts_are_refused(tmp_path: Path) -> None:

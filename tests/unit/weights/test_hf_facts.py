@@ -115,7 +115,7 @@ def test_rotary_frequencies_agree_with_the_model(case: str) -> None:
     assert frequencies(facts.rotary) == pytest.approx(rotary.inv_freq.tolist(), rel=1e-5)
     magnitude = facts.rotary.scaling.magnitude if facts.rotary.scaling else 1.0
     assert magnitude == pytest.approx(rotary.attention_scaling, rel=1e-6)
-    assert facts.rotary.form == "halves"
+    assert facts.rotary.form == ("interleaved" if case in ("glm", "glm4") else "halves")
     assert facts.rotary_local is None
 
 
@@ -203,7 +203,7 @@ def test_unknown_architectures_are_refused_by_name(name: str) -> None:
     with pytest.raises(UnknownArchitecture) as caught:
         plain(model_type=name)
     assert f"'{name}'" in caught.value.problem
-    assert "gemma3_text, llama, mistral, phi3, qwen2, qwen3" in caught.value.problem
+    assert "gemma3_text, glm, glm4, llama, mistral, phi3, qwen2, qwen3" in caught.value.problem
 
 
 def test_quantised_folders_are_refused() -> None:
