@@ -3,6 +3,7 @@
 Results go to stdout; progress, notices and errors to stderr. With --json, stdout carries exactly one JSON object.
 """
 
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -87,6 +88,22 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Se
         ).rstrip()
         for line in lines
     )
+
+
+def fitting_columns(lines: Sequence[Sequence[str]], width: int, droppable: Sequence[int]) -> list[int]:
+    """The columns of a table that stay where it is wider than the terminal; `droppable` go first to last until the rest fits."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    kept = list(range(len(widths)))
+    for column in droppable:
+        if sum(widths[each] + 2 for each in kept) - 2 <= width:
+            break
+        kept.remove(column)
+    return kept
+
+
+def terminal_width() -> int | None:
+    """In characters; None where the output goes elsewhere, and lines may have any length."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def make_progress(as_json: bool) -> "Progress":

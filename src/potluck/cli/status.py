@@ -1,10 +1,21 @@
 """`potluck status`: what the running node knows of its swarm: layers, gaps, load, memory, processes. With --via: what given nodes serve."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from potluck.cli.console import EXIT_FAILURE, JsonOption, counted, format_table, one_line, print_json, shown_bytes
+from potluck.cli.console import (
+    EXIT_FAILURE,
+    JsonOption,
+    counted,
+    fitting_columns,
+    format_table,
+    one_line,
+    print_json,
+    shown_bytes,
+    terminal_width,
+)
 from potluck.cli.layer_strip import LEGEND, layer_strip
 from potluck.cli.local import status_via
 from potluck.cli.running import call, read_state
@@ -25,13 +36,14 @@ def status(
     if as_json:
         print_json(details)
     else:
-        print("\n".join(status_lines(state, details)))
+        print("\n".join(status_lines(state, details, terminal_width())))
     if not state.models or not all(model.can_answer for model in state.models):
         raise typer.Exit(EXIT_FAILURE)
     return None
 
 
-def status_lines(state: "PageState", details: dict[str, Any]) -> list[str]:
+def status_lines(state: "PageState", details: dict[str, Any], width: int | None = None) -> list[str]:
+    """`width`: of the terminal, where there is one; what matters least is left out where not all of it fits."""
     swarm, own = state.swarm, details["processes"]
     named = f" ({one_line(swarm.name)})" if swarm.name else ""
     lines = [
@@ -44,7 +56,7 @@ def status_lines(state: "PageState", details: dict[str, Any]) -> list[str]:
         lines += ["", one_line(model.verdict), *([f"next: {one_line(model.fix)}"] if model.fix else [])]
         lines += layer_strip(state, model)
     lines += [LEGEND] if state.models else ["", "This swarm serves no model yet; type: potluck up --model NAME"]
-    lines += ["", format_table(_COLUMNS, [_node_row(node) for node in state.nodes], right=_NUMBERS)]
+    lines += ["", _node_table(state.nodes, width)]
     if state.requests:
         lines += ["", *(request_line(request, state) for request in state.requests)]
     return [*lines, "", *_process_lines(own)]
@@ -65,6 +77,16 @@ _COLUMNS = (
     "ADDRESS",
 )
 _NUMBERS = (5, 6, 7, 8, 9, 10)
+
+
+_LEAST_FIRST = (11, 9, 6, 3, 10, 5, 8, 7)  # address, weights, queue, trust, free, sessions, round trip, milliseconds
+
+
+def _node_table(nodes: "Sequence[NodeView]", width: int | None) -> str:
+    rows = [_node_row(node) for node in nodes]
+    kept = list(range(len(_COLUMNS))) if width is None else fitting_columns([_COLUMNS, *rows], width, _LEAST_FIRST)
+    shown = [[line[column] for column in kept] for line in (_COLUMNS, *rows)]
+    return format_table(shown[0], shown[1:], right=[kept.index(column) for column in _NUMBERS if column in kept])
 
 
 def _node_row(node: "NodeView") -> tuple[str, ...]:

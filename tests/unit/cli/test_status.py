@@ -97,3 +97,14 @@ def test_a_narrow_terminal_loses_columns_and_no_names(swarm: ScriptedSwarm) -> N
         console.print(frame(state_of(swarm), (), 80))
     assert "ben-desktop" in captured.get()
     assert "WEIGHTS" not in captured.get()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_narrow_terminal_gets_fewer_columns_and_no_broken_lines(swarm: ScriptedSwarm, width: int) -> None:
+    details = {"members": [{}] * 5, "listen": "192.168.1.20:7475", "processes": PROCESSES}
+    lines = status_lines(state_of(swarm), details, width)
+    start = next(number for number, line in enumerate(lines) if line.startswith("NODE"))
+    table = "\n".join(lines[start:]).split("\n\n")[0].splitlines()
+    assert table[0].split()[:3] == ["NODE", "NAME", "STATE"]
+    assert "LAYERS" in table[0]
+    assert all(len(line) <= width for line in table)

@@ -4,7 +4,7 @@ import { element, paint } from "./dom.js";
 import { layers, milliseconds, nodeName, plural, rate } from "./words.js";
 
 const PARTS = ["compute", "queue", "wire"];
-const PHASES = { queued: "waiting for a place", prefill: "reading the prompt", decode: "writing", recovering: "recovering from a loss" };
+export const PHASES = { queued: "waiting for a place", prefill: "reading the prompt", decode: "writing", recovering: "recovering from a loss" };
 
 /** The request to show: the person's own where it runs, else the first one. */
 export function chooseRequest(state, ownId) {
@@ -14,14 +14,15 @@ export function chooseRequest(state, ownId) {
 export function renderPipeline(container, state, request, ownId) {
   const stages = (request?.stages ?? []).map((stage) => ({ ...stage, name: nodeName(state, stage.node) }));
   const others = state.requests.length - (request ? 1 : 0);
-  paint(container, { request, stages, others, isOwn: request !== null && request.id === ownId }, draw);
+  const whose = request?.id === ownId ? "your answer" : ownId ? "somebody's answer" : "an answer"; // one's own has no id before its first piece
+  paint(container, { request, stages, others, whose }, draw);
 }
 
-function draw({ request, stages, others, isOwn }) {
+function draw({ request, stages, others, whose }) {
   if (!request) return element("p", { class: "faint", text: "No answer is being written. Ask something and watch where its time goes." });
   const slowest = Math.max(0.001, ...stages.map(total));
   return [
-    drawSummary(request, stages, isOwn),
+    drawSummary(request, stages, whose),
     element("ol", { class: "stages" }, ...stages.map((stage) => drawStage(stage, slowest))),
     drawLegend(),
     others > 0 ? element("p", { class: "faint", text: `${plural(others, "other answer")} running.` }) : null,
@@ -32,12 +33,11 @@ function total(stage) {
   return stage.compute_ms + stage.queue_ms + stage.wire_ms;
 }
 
-function drawSummary(request, stages, isOwn) {
+function drawSummary(request, stages, whose) {
   const round = stages.reduce((sum, stage) => sum + total(stage), 0);
-  const facts = [
-    isOwn ? "your answer" : "somebody's answer", PHASES[request.phase] ?? request.phase, plural(request.tokens, "token"),
-    `${rate(request.tokens_per_s)} tokens/s`, `${milliseconds(round)} a step`,
-  ];
+  const facts = [whose, PHASES[request.phase] ?? request.phase];
+  if (request.tokens > 0) facts.push(plural(request.tokens, "token"), `${rate(request.tokens_per_s)} tokens/s`);
+  if (round > 0) facts.push(`${milliseconds(round)} a step`);
   if (request.failovers > 0) facts.push(plural(request.failovers, "failover"));
   return element("p", { class: "facts", data: { testid: "request-facts", phase: request.phase } }, ...facts.map((fact) => element("span", { text: fact })));
 }

@@ -1,6 +1,7 @@
 // The picture of the machines: everybody sits around a table, the answer travels across it. Times of hops stand on the way.
 
 import { paint, svg } from "./dom.js";
+import { PHASES } from "./pipeline.js";
 import { layers, milliseconds, rate } from "./words.js";
 
 const WIDTH = 460;
@@ -79,7 +80,8 @@ function onePerPair(links) {
 }
 
 function centreOf(request, plan, model) {
-  if (request) return { figure: rate(request.tokens_per_s), words: request.phase === "decode" ? "tokens/s" : request.phase, isBusy: true };
+  if (request?.phase === "decode") return { figure: rate(request.tokens_per_s), words: "tokens/s", isBusy: true };
+  if (request) return { figure: "", words: PHASES[request.phase] ?? request.phase, isBusy: true };
   if (!model.can_answer) return { figure: "", words: "layers missing", isBusy: false };
   if (plan) return { figure: rate(plan.expected_tokens_per_s), words: "tokens/s expected", isBusy: false };
   return { figure: "", words: "at rest", isBusy: false };
