@@ -195,7 +195,7 @@ def test_a_node_with_a_device_shares_a_swarm_with_one_without(models_home: Path,
     try:
         first = swarm.up("first", *half)
         second = swarm.join("second", first.command("invite")["invite"], *half, "--device", TORCH, "--memory", "1GB")
-        second.wait(lambda: first.can_answer() and second.can_answer(), 90)
+        second.wait(lambda: first.can_answer() and second.can_answer(), 240)
         nodes = {node["id"]: node for node in second.state()["nodes"]}
         assert [nodes[each.node]["device"] for each in (first, second)] == ["cpu", TORCH]
         held = sorted(layers_of(second.state(), first.node) + layers_of(second.state(), second.node))

@@ -9,11 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from potluck.core.device_facts import DeviceFacts
 from potluck.core.errors import ShardUnavailable
 from potluck.node import duty as duty_module
 from potluck.node import steward as steward_module
 from potluck.node.duty import ModelDuty
-from potluck.node.own_statement import StewardSettings
+from potluck.node.own_statement import OwnStatement, StewardSettings
+from potluck.node.placement import node_offers
+from potluck.node.serving import ServingSettings
 from potluck.node.steward import Steward
 from potluck.planner.costs import ModelCosts
 from potluck.planner.hysteresis import Hysteresis
@@ -419,3 +422,36 @@ def test_a_model_that_does_not_fit_is_told_once_and_not_in_the_first_moment(
         assert "potluck invite" in said[0]
 
     run_test(main())
+
+
+def test_a_device_that_others_use_too_is_measured_again_and_advertised_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        steward, _ = make(tmp_path, Roster(record()), [])
+        facts = DeviceFacts("cuda", "a GPU", 8 * GIB, 4 * GIB, 1e12)
+        serving = ServingSettings(device="cuda")
+        steward.settings = msgspec.structs.replace(steward.settings, device=facts, serving=serving)
+        steward.statement = OwnStatement(steward._node.id, steward.settings, lambda: ())
+        duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record())
+        before = steward._own_advert()
+        assert (before.device, before.device_name, before.memory_budget_bytes) == ("cuda", "a GPU", 2 * GIB)
+        held: Any = FakeServer(Stage(0, 8, True, True), sessions=0)
+        duty.shards[held] = ShardPhase.SERVING
+        steward.measure_device = lambda device: msgspec.structs.replace(facts, free_bytes=3 * GIB // 2)
+        await steward._measure_again()
+        after = steward._own_advert()
+        assert after.memory_available_bytes == 3 * GIB // 2
+        assert after.memory_budget_bytes == GIB // 2, "a reserve stays free"
+
+    run_test(main())
+
+
+def test_weights_that_grow_on_a_gpu_leave_less_room_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = msgspec.structs.replace(duty_of(monkeypatch, record()).costs, device_growth=1.25)
+    here = [
+        advert(KEYS[at], allows_serving=True, memory_budget_bytes=GIB, device=device)
+        for at, device in enumerate(("cpu", "cuda"))
+    ]
+    [cpu, gpu] = node_offers(view(*here), costs, lambda node: True)
+    assert (cpu.free_bytes, gpu.free_bytes) == (GIB, int(GIB / 1.25))

@@ -1,0 +1,40 @@
+"""A loop that stays awake for a while, on a loop that only keeps what it is to call."""
+
+from collections.abc import Callable
+
+from potluck.net.spinning import Spinner
+
+
+class KeptCalls:
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], None]] = []
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        self.calls.append(call)
+
+    def turn(self) -> None:
+        calls, self.calls = self.calls, []
+        for call in calls:
+            call()
+
+
+def test_it_turns_from_the_first_touch_until_it_is_stopped() -> None:
+    loop = KeptCalls()
+    spinner = Spinner(loop, 3600.0)  # type: ignore[arg-type]
+    spinner.touch()
+    spinner.touch()
+    assert len(loop.calls) == 1
+    loop.turn()
+    loop.turn()
+    assert len(loop.calls) == 1
+    spinner.stop()
+    loop.turn()
+    assert loop.calls == []
+    spinner.touch()
+    assert len(loop.calls) == 1
+
+
+def test_without_a_time_it_does_nothing() -> None:
+    loop = KeptCalls()
+    Spinner(loop, 0.0).touch()  # type: ignore[arg-type]
+    assert loop.calls == []
