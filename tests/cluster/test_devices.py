@@ -136,21 +136,6 @@ def test_after_a_change_the_answer_is_what_the_new_device_makes_of_the_delivered
     assert exactness_of(frames) == "mixed"
 
 
-def test_layers_on_two_kinds_of_device_make_one_answer_that_says_so(models_home: Path) -> None:
-    async def ask() -> list[StreamFrame]:
-        async with head_node([]) as first, head_node([]) as second:
-            add_shard(first, models_home, TINY_FLOATS, "cpu", "0-3")
-            add_shard(second, models_home, TINY_FLOATS, TORCH, "4-7")
-            addresses = [await node.listen("127.0.0.1:0") for node in (first, second)]
-            async with head_node(addresses) as head:
-                model = await RemoteModel.find(head, TINY_FLOATS)
-                return await frames_of(head, model.request(PROMPT, SamplingParams(), 8), DistributedChatParams())
-
-    frames = run(ask())
-    assert len(tokens_of(frames)) == 8
-    assert exactness_of(frames) == "mixed"
-
-
 def test_a_shard_that_does_not_fit_is_refused_with_its_code_before_it_is_loaded(models_home: Path) -> None:
     async def start() -> None:
         async with head_node([]) as node:
