@@ -641,6 +641,14 @@ def test_a_worker_has_one_socket_and_no_secrets(run: Run, shared: WorkerClient) 
         assert next(line for line in limits.splitlines() if "core file" in line).split()[4:6] == ["0", "0"]
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_worker_loads_no_library_that_it_does_not_use(run: Run, shared: WorkerClient) -> None:
+    """numba would: where scipy is installed, as it is here, and cffi, which cryptography brings."""
+    mapped = Path(f"/proc/{shared.process.pid}/maps").read_text()
+    assert "numba" in mapped
+    assert [name for name in ("scipy", "_cffi_backend", "cryptography", "torch") if f"/{name}" in mapped] == []
+
+
 def test_memory_and_handles_return(run: Run, settings: WorkerSettings) -> None:
     async def scenario() -> None:
         process = psutil.Process()
