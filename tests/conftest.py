@@ -20,7 +20,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # Where whole files go to whoever is free, these begin: none of them should be what everybody waits for in the end.
 LONGEST_FILES = (
     "chaos/test_real_processes.py", "cluster/test_swarm.py", "browser/test_real_swarm.py", "cluster/test_wheel.py",
-    "cluster/test_swarm_hosts.py", "chaos/test_simulation.py", "parity/test_llama_cpp.py", "parity/test_memory.py",
+    "cluster/test_swarm_hosts.py", "chaos/test_membership.py", "chaos/test_simulation.py", "parity/test_llama_cpp.py",
+    "parity/test_memory.py",
 )  # fmt: skip
 
 
