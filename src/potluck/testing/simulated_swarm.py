@@ -15,7 +15,7 @@ from potluck.shard.core import ShardCore, Suspect
 from potluck.shard.settings import ShardSettings
 from potluck.testing.hash_model import HashSession, Undisturbed, row_bytes, run_item
 from potluck.wire.effects import SendTo
-from potluck.wire.messages import Fault, Message, Open, Stage
+from potluck.wire.messages import Close, Fault, Message, Open, Stage
 from potluck.wire.work import (
     BatchDone,
     CloseSession,
@@ -425,9 +425,12 @@ class World:
 
         self.clock.at(arrival, arrive)
         if self.eavesdropper is not None and not isinstance(effect.message, Open) and self.random.random() < 0.2:
-            # A member that is no part of it says again what it has seen, in its own name: it can sign for no other.
+            # A member that is no part of it repeats what it has seen, or orders an end, in its own name: it can sign for no other.
             rogue, when = self.eavesdropper, arrival + self.random.uniform(0.0, self.doubled_after_s)
-            self.clock.at(when, lambda: target.receive(rogue, effect.message, effect.body))
+            said = (
+                effect.message if self.random.random() < 0.5 else Close(getattr(effect.message, "session", bytes(16)))
+            )
+            self.clock.at(when, lambda: target.receive(rogue, said, effect.body))
         if self.random.random() < self.doubles:
             self.clock.at(arrival + self.random.uniform(0.0, self.doubled_after_s), arrive)
 

@@ -520,6 +520,13 @@ def test_rubbish_without_a_spare_ends_it_after_the_wait_and_the_sender_is_not_ta
     assert bench.frames[-1].generated_tokens == 3
 
 
+def test_who_sent_rubbish_is_not_taken_back_for_a_new_link_either() -> None:
+    bench = decoded(2, spares=(), holder_wait_s=5.0)
+    bench.fault(1, "shard_corruption", 1)
+    bench.generation.on_returned(node(1), 0.1)
+    assert bench.generation.phase is Phase.WAITING
+
+
 def test_a_stale_accusation_is_not_heard() -> None:
     bench = decoded(2)
     bench.lose(2)
@@ -719,6 +726,16 @@ def test_a_long_feed_is_no_stall_while_it_moves_and_is_not_believed_for_ever() -
         bench.wake(second)
         bench.probed(n1=(410, 410), n12=(int(second), int(second)), n3=(410, 410))
     assert 50 <= second < 70  # ten times the timeout, although it claims to go on
+
+    bench = decoded(10, prompt=400, stall_timeout_s=5.0)
+    bench.lose(2)
+    bench.answer_all()
+    second = 0.0
+    while not bench.kinds(ShardStatus)[1:] and second < 200:
+        second += 0.3
+        bench.wake(second)
+        bench.probed(n1=(410, 410), n12=(1000 + int(second), 1000), n3=(410, 410))
+    assert 5 <= second < 7  # nobody can have more than there is
 
     bench = decoded(10, prompt=400, stall_timeout_s=5.0)
     bench.lose(2)

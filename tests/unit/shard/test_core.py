@@ -175,6 +175,14 @@ def test_a_late_copy_of_a_refused_open_is_not_taken_when_there_is_room_again() -
     assert (bench.sent, bench.work, bench.core.session_count) == ([], [], 0)
 
 
+def test_a_flood_of_refused_opens_is_not_remembered_for_ever() -> None:
+    bench = CoreBench(MIDDLE)
+    for number in range(1500):
+        bench.tell(HEAD, opening(MIDDLE, number, model="another"))
+    assert bench.core.counters["refused_bad_request"] == 1500
+    assert len(bench.core._closed) <= 1024
+
+
 def test_another_head_cannot_take_over_an_open_session() -> None:
     bench = CoreBench(MIDDLE)
     bench.open()

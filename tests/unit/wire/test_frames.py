@@ -234,6 +234,21 @@ def test_sender_without_credit_is_found_out() -> None:
         decoder.feed(header(Kind.CHUNK, payload=MIB, value=offset))
 
 
+def test_chunks_on_ever_new_streams_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is within its own window; what is remembered of them must end somewhere too."""
+    monkeypatch.setattr("potluck.wire.frames.MAX_BUSY_STREAMS", 8)
+    decoder = FrameDecoder()
+    chunks = []
+    for number in range(1, 11):
+        writer = FrameWriter()
+        writer.push(step(number), bytes(100_000))
+        chunks.append(frame_of(writer))
+    for chunk in chunks[:-1]:
+        decoder.feed(chunk)
+    with pytest.raises(ProtocolViolation, match="credit"):
+        decoder.feed(chunks[-1])
+
+
 def test_granting_more_than_was_received_is_misuse() -> None:
     with pytest.raises(WireMisuse):
         FrameDecoder().grant(1, 1)
