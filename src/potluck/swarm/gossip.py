@@ -34,6 +34,7 @@ from potluck.wire.messages import (
     Wanted,
 )
 
+_WELCOME_GAP_S = 0.25
 _SLEPT_S = 10.0  # no tick for so long: this machine did not run
 
 
@@ -54,7 +55,7 @@ class Gossip:
         self.intake = Intake(
             own, trust, reader or AdvertReader(), self.store, self.presence, self._spreading, self.findings
         )
-        self._exchange_s = self._last_tick_s = now_s
+        self._exchange_s = self._welcome_s = self._last_tick_s = now_s
         self._view: View | None = None
 
     def __repr__(self) -> str:
@@ -132,7 +133,7 @@ class Gossip:
 
     def link_up(self, node: bytes, now_s: float) -> Outcome:
         if node not in self.linked and node != self.node:
-            self._welcome(node)
+            self._welcome(node, now_s)
             self._hear_from(node, now_s)
             self.presence.ping(node, now_s)
         return self._end_of_input(now_s)
@@ -148,7 +149,7 @@ class Gossip:
 
     def on_message(self, sender: bytes, message: SwarmMessage, now_s: float) -> Outcome:
         if sender not in self.linked:
-            self._welcome(sender)  # who speaks to us is linked
+            self._welcome(sender, now_s)  # who speaks to us is linked
         self._hear_from(sender, now_s)
         try:
             self._handle(sender, message, now_s)
@@ -173,10 +174,14 @@ class Gossip:
         self._spreading.tick(now_s)
         return self._end_of_input(now_s)
 
-    def _welcome(self, node: bytes) -> None:
-        """Comparing what both hold follows."""
+    def _welcome(self, node: bytes, now_s: float) -> None:
+        """Comparing what both hold follows: with one at a time, or a newcomer would be given everything by each of its first links."""
         self.presence.link_up(node)
-        self.findings.send(node, exchange.summary(self.store))
+        if now_s >= self._welcome_s:
+            self._welcome_s = now_s + _WELCOME_GAP_S
+            self.findings.send(node, exchange.summary(self.store))
+        else:
+            self._exchange_s = min(self._exchange_s, self._welcome_s)
 
     def _hear_from(self, node: bytes, now_s: float) -> None:
         if self.presence.is_alive(node):
