@@ -60,7 +60,9 @@ def test_an_expelled_member_is_refused_at_once_and_after_its_restart(swarm: Real
     assert second.node in listed["expelled"]
     told = f"this node was expelled from swarm first by {first.node[:8]}"
     second.wait(lambda: told in second.request("GET", "/potluck/details")["expulsion"], 30)
-    second.wait(lambda: not layers_of(second.state(), second.node), 120)  # what it was loading is given up when it is loaded
+    second.wait(
+        lambda: not layers_of(second.state(), second.node), 120
+    )  # what it was loading is given up when it is loaded
     second.end()
     again = swarm.up("second", *HERE, has_model=False)
     assert told in again.request("GET", "/potluck/details")["expulsion"]
