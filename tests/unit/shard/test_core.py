@@ -178,8 +178,8 @@ def test_a_late_copy_of_a_refused_open_is_not_taken_when_there_is_room_again() -
 def test_a_flood_of_refused_opens_is_not_remembered_for_ever() -> None:
     bench = CoreBench(MIDDLE)
     for number in range(1500):
-        bench.tell(HEAD, opening(MIDDLE, number, model="another"))
-    assert bench.core.counters["refused_bad_request"] == 1500
+        bench.tell(HEAD, opening(MIDDLE, number, weights_sha256="b" * 64))
+    assert bench.core.counters["refused_weights_mismatch"] == 1500
     assert len(bench.core._closed) <= 1024
 
 
