@@ -500,5 +500,5 @@ def test_a_members_rubbish_leaves_gossip_as_it_was() -> None:
         )
         node.on_message(KEYS[1].node_id, chance.choice(rubbish), now_s)
     assert {each.node for each in node.adverts()} == {KEYS[1].node_id, KEYS[2].node_id}
-    assert node.asking.remembered <= MAX_REMEMBERED
+    assert node.intake.asking.remembered <= MAX_REMEMBERED
     assert node.counters["forged"] > 0

@@ -10,6 +10,7 @@ import psutil
 from potluck.core.layers import LayerRange
 from potluck.engine.cpu_engine import CpuEngine, EngineSettings, Step
 from potluck.weights.open_model import open_checkpoint
+from potluck.worker.loaded_stages import warm_up
 
 
 def main(path: str, cache_folder: str, start: int, stop: int) -> None:
@@ -21,6 +22,7 @@ def main(path: str, cache_folder: str, start: int, stop: int) -> None:
     )  # fmt: skip
     before = psutil.Process().memory_info().rss
     engine = CpuEngine(checkpoint, settings)
+    warm_up(engine)
     session = engine.open(400)
     rng = np.random.default_rng(0)
     for count in (300, 1, 1, 1, 8):

@@ -111,7 +111,6 @@ class CpuEngine(ShardEngine):
         self._batch_address = int(self._batch.ctypes.data)
         self._row = self._decoder.hidden[:1]
         self._expected: _Expected | None = None
-        give_back_compiler_pages()
 
     @property
     def processor(self) -> str:
@@ -120,6 +119,9 @@ class CpuEngine(ShardEngine):
     @property
     def exactness(self) -> Exactness:
         return "bitwise"
+
+    def settle(self) -> None:
+        give_back_compiler_pages()
 
     def close(self) -> None:
         """Ends the threads; the engine cannot be used afterwards."""

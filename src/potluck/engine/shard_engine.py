@@ -160,6 +160,9 @@ class ShardEngine(ABC):
         The hidden rows that such a step gives may be the engine's own, and hold until it is asked for anything else.
         """
 
+    def settle(self) -> None:  # noqa: B027 (most engines have nothing to give back)
+        """After the first steps: gives back what nothing but them needed."""
+
     @abstractmethod
     def close(self) -> None:
         """Gives everything back; the engine cannot be used afterwards."""

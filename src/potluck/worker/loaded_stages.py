@@ -209,6 +209,7 @@ def warm_up(engine: ShardEngine) -> int:
         return int(statistics.median(_run_some(engine, session, 1) for _ in range(_TIMED_TOKENS)) * 1e6)
     finally:
         engine.close_session(session)
+        engine.settle()
 
 
 def _run_some(engine: ShardEngine, session: int, count: int) -> float:

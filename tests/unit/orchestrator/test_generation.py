@@ -193,6 +193,17 @@ def test_a_slow_reader_is_nobodys_fault(uses_ring: bool, read: int) -> None:
     assert bench.generation.phase is Phase.RUNNING
 
 
+def test_a_reader_that_reads_on_after_long_starts_the_clock_anew() -> None:
+    bench = HeadBench(ring_credits=2, stall_timeout_s=5.0)
+    bench.run()
+    bench.prefill()
+    bench.result(5, 42)
+    bench.now_s = 60.0  # the clock was not looked at: this process was stopped too
+    bench.read(1)
+    assert bench.wake(60.001) == []
+    assert bench.kinds(ShardStatus) == []
+
+
 def test_reading_part_of_what_came_and_pausing_is_no_stall() -> None:
     bench = HeadBench(uses_ring=True, ring_credits=16, max_tokens=60, stall_timeout_s=5.0)
     bench.run()
