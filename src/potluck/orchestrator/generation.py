@@ -210,9 +210,7 @@ class Generation:
     def consumed(self, count: int, now_s: float) -> None:
         """The reader has taken `count` tokens: so many more may be made."""
         if self._is_reader_slow():
-            self._progress(
-                now_s
-            )  # until now there was nothing to do, and the clock may not have been looked at meanwhile
+            self._progress(now_s)  # until now there was nothing to do, and perhaps nobody looked at the clock
         self._unread -= count
         self._credit_owed += count
         if self.phase is not Phase.RUNNING:
