@@ -48,17 +48,20 @@ def run_turns(seed: int, most_faults: int = 2, parts: Parts | None = None) -> Tu
             _disturb(scenario)
         world.clock.after(world.random.uniform(0.0, 0.02), lambda second=second: _begin(scenario, second))  # type: ignore[misc]
     _finish(scenario, seconds, outcome)
-    outcome.reused = sum(isinstance(s.frames[-1], Finished) and s.frames[-1].reused_tokens > 0 for s in seconds)
+    ends = [second.frames[-1] for second in seconds if second.is_alive]
+    outcome.reused = sum(isinstance(end, Finished) and end.reused_tokens > 0 for end in ends)
     _check_left(scenario, outcome)
     return outcome
 
 
 def _finish(scenario: Scenario, heads: list[SimHead], outcome: TurnsOutcome) -> None:
+    """Heads that were killed have no end and owe nobody an answer."""
     clock = scenario.world.clock
-    if not clock.run(lambda: all(head.generation.is_ended for head in heads), clock.now_s + 300.0) and heads:
+    is_done = clock.run(lambda: all(head.generation.is_ended for head in heads if head.is_alive), clock.now_s + 300.0)
+    if not is_done and any(head.is_alive for head in heads):
         outcome.problem += f"no end: {[head.generation for head in heads]}; "
     clock.run(lambda: False, clock.now_s + 5.0)
-    for head in heads:
+    for head in [head for head in heads if head.is_alive]:
         outcome.failovers += head.generation.failovers
         expected, last = head.expected.tokens, head.frames[-1]
         if isinstance(last, Finished) and last.reason == "cancelled":
@@ -70,7 +73,11 @@ def _finish(scenario: Scenario, heads: list[SimHead], outcome: TurnsOutcome) -> 
 def _next_turn(scenario: Scenario, head: SimHead, kind: type[Generation]) -> SimHead | None:
     """The same question and answer with some more, over the same stages; None where nothing was kept, or too few stages live."""
     first, draw = head.generation, scenario.world.random
-    if first.kept is None or not all(scenario.world.shards[p.node].is_alive for p in first.kept.stages):
+    if (
+        first.kept is None
+        or not head.is_alive
+        or not all(scenario.world.shards[p.node].is_alive for p in first.kept.stages)
+    ):
         return None
     shared = draw.randint(LEAST_POSITIONS, len(first.kept.tokens))
     prompt = (*first.kept.tokens[:shared], *(draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 8))))
