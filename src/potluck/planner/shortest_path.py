@@ -40,6 +40,10 @@ class RouteRules(msgspec.Struct, frozen=True, kw_only=True):
 
 # ---------------------------------------------------------------- what a candidate costs
 
+# One shard more, beside its layers and the way there: a message taken in, a batch, a message sent (docs/hop.md). A measured round trip has
+# none of it, and without it an embedding alone on a near node would look free.
+SHARD_S = 0.0005
+
 
 def _layer_s(candidate: Candidate) -> float:
     if candidate.layer_s is not None:
@@ -64,7 +68,7 @@ def entry_s(candidate: Candidate, before: bytes | None, rules: RouteRules) -> fl
     source = before if before is not None else rules.own
     if rules.links is None or source is None:
         return _hop_s(candidate) + _queue_s(candidate)
-    return rules.links.hop_s(source, candidate.node, rules.activation_bytes) + _queue_s(candidate)
+    return rules.links.hop_s(source, candidate.node, rules.activation_bytes) + SHARD_S + _queue_s(candidate)
 
 
 def leave_s(candidate: Candidate, after: bytes | None, rules: RouteRules) -> float:
@@ -221,7 +225,10 @@ def _between_shards(usable: Sequence[Candidate], rules: RouteRules) -> Seconds |
         return None
     queues = [_queue_s(each) for each in usable]
     rows = [
-        [links.hop_s(a.node, b.node, rules.activation_bytes) + queue for b, queue in zip(usable, queues, strict=True)]
+        [
+            links.hop_s(a.node, b.node, rules.activation_bytes) + SHARD_S + queue
+            for b, queue in zip(usable, queues, strict=True)
+        ]
         for a in usable
     ]
     return np.array(rows).reshape(len(usable), len(usable))

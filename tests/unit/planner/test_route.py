@@ -21,6 +21,7 @@ from potluck.planner.route import (
     route_seconds,
     standby,
 )
+from potluck.planner.shortest_path import SHARD_S
 from potluck.wire.messages import Stage
 from tests.support.greedy_gaps import replace_gaps
 
@@ -117,7 +118,7 @@ def plain_seconds(candidates: list[Candidate], stages: list[Placed], rules: Rout
         c = by_node[placed.node]
         hop = c.hop_s if c.hop_s is not None else 0.0005 if c.is_local else 0.03
         if rules.links is not None and source is not None:
-            hop = rules.links.hop_s(source, c.node, rules.activation_bytes)
+            hop = rules.links.hop_s(source, c.node, rules.activation_bytes) + SHARD_S
         length = placed.stage.stop - placed.stage.start
         places = length + placed.stage.has_embedding + placed.stage.has_output
         total += hop + c.queue_depth * c.layer_s * (c.stage.stop - c.stage.start)  # type: ignore[operator]
@@ -252,6 +253,15 @@ def test_no_more_shards_than_allowed_even_where_more_would_be_quicker() -> None:
     assert who(quickest_cover([*quick, *slow], whole(), RouteRules(max_shards=2))) == [(8, 0, 7), (9, 8, 15)]
     assert quickest_cover([*quick, *slow], whole(), RouteRules(max_shards=1)) is None
     assert quickest_around(quick, [Placed(node(99), "", Stage(0, 0, True))], 16, RouteRules(max_shards=4)) is None
+
+
+def test_an_end_alone_on_a_near_node_is_not_free() -> None:
+    near = Links(Link(0.00005, 1e9))
+    shards = [shard(1, 0, 15, layer_s=0.0002), shard(2, 0, 15, layer_s=0.0002, queue_depth=0)]
+    for own in (1, 2, 3):
+        found = quickest_cover(shards, whole(), RouteRules(links=near, own=node(own), allows_own_first=True))
+        assert found is not None
+        assert len(found) == 1
 
 
 def test_measured_links_between_shards_decide() -> None:

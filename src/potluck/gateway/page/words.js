@@ -33,8 +33,9 @@ export function clock(unixMs) {
   return new Date(unixMs).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 }
 
-/** `8–14`, or `7` where it is one layer. */
+/** `8–14`, or `7` where it is one layer; an end of the model alone has none. */
 export function layers(first, last) {
+  if (last < first) return first === 0 ? "embedding" : "output";
   return first === last ? String(first) : `${first}–${last}`;
 }
 
