@@ -57,22 +57,11 @@ def ask(
     if via is not None:
         from potluck.cli.ask_via import RemoteQuestion, ask_via
 
-        return ask_via(
-            RemoteQuestion(
-                via.split(","),
-                model,
-                messages,
-                params,
-                max_tokens,
-                ring,
-                codec,
-                as_json,
-                own_layers,
-                threads,
-                prefill_chunk,
-                prefill_window,
-            )
-        )
+        question_there = RemoteQuestion(
+            via.split(","), model, messages, params, max_tokens, ring, codec, as_json, own_layers, threads, prefill_chunk,
+            prefill_window,
+        )  # fmt: skip
+        return ask_via(question_there)
     if own_layers is not None:
         raise BadRequest("--own-layers says what this machine does beside others; name them with --via")
     if not here and _runs_a_node():
