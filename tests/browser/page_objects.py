@@ -93,9 +93,10 @@ class PotluckPage:
         self.part("question-input").fill(text)
         self.part("question-input").press("Enter")
 
-    def limit_answers(self, tokens: int) -> None:
+    def set_answers(self, *, tokens: int, seed: int) -> None:
         self.part("settings-open").click()
         self.part("set-max-tokens").fill(str(tokens))
+        self.part("set-seed").fill(str(seed))
         self.tab.keyboard.press("Escape")
 
     def wait_until_answered(self, timeout_s: float = 20.0) -> None:

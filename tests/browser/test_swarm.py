@@ -54,7 +54,9 @@ def test_the_pipeline_of_my_answer_is_shown_with_its_times(page: PotluckPage, se
     expect(page.part("hop")).to_have_count(3)  # to anna, to ben, home again
     server.release()
     page.wait_until_answered()
-    expect(page.part("stage")).to_have_count(0)
+    expect(page.part("hop")).to_have_count(0)
+    expect(page.part("request-facts")).to_contain_text("the last answer")
+    expect(page.part("stage")).to_have_count(3)  # still there to be read
 
 
 def test_a_lost_machine_disappears_and_is_reported(page: PotluckPage, server: PageServer) -> None:

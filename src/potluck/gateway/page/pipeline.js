@@ -4,7 +4,9 @@ import { element, paint } from "./dom.js";
 import { layers, milliseconds, nodeName, plural, rate } from "./words.js";
 
 const PARTS = ["compute", "queue", "wire"];
-export const PHASES = { queued: "waiting for a place", prefill: "reading the prompt", decode: "writing", recovering: "recovering from a loss" };
+export const PHASES = {
+  queued: "waiting for a place", prefill: "reading the prompt", decode: "writing", recovering: "recovering from a loss", finished: "finished",
+};
 
 /** The request to show: the person's own where it runs, else the first one. */
 export function chooseRequest(state, ownId) {
@@ -13,9 +15,14 @@ export function chooseRequest(state, ownId) {
 
 export function renderPipeline(container, state, request, ownId) {
   const stages = (request?.stages ?? []).map((stage) => ({ ...stage, name: nodeName(state, stage.node) }));
-  const others = state.requests.length - (request ? 1 : 0);
-  const whose = request?.id === ownId ? "your answer" : ownId ? "somebody's answer" : "an answer"; // one's own has no id before its first piece
-  paint(container, { request, stages, others, whose }, draw);
+  const others = state.requests.filter((other) => other.id !== request?.id).length;
+  paint(container, { request, stages, others, whose: request && whoseAnswer(request, ownId) }, draw);
+}
+
+function whoseAnswer(request, ownId) {
+  if (request.phase === "finished") return "the last answer";
+  if (request.id === ownId) return "your answer";
+  return ownId ? "somebody's answer" : "an answer"; // one's own has no id before its first piece
 }
 
 function draw({ request, stages, others, whose }) {

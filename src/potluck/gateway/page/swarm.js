@@ -10,6 +10,7 @@ import { layers, nodeName, plural, rate } from "./words.js";
 
 export class SwarmView {
   #parts;
+  #last = null; // stays in sight when it is finished: short answers are over before one has read where their time went
 
   /** `parts`: the elements verdict, picture, strip, stripTitle, pipeline, nodes, nodesTitle, plan. */
   constructor(parts) {
@@ -21,7 +22,8 @@ export class SwarmView {
     renderVerdict(this.#parts.verdict, model);
     renderNodes(this.#parts.nodes, state);
     renderPlan(this.#parts.plan, state);
-    renderPipeline(this.#parts.pipeline, state, request, ownId);
+    if (request?.stages.length > 0) this.#last = { ...request, phase: "finished" };
+    renderPipeline(this.#parts.pipeline, state, request ?? this.#last, ownId);
     this.#parts.nodesTitle.textContent = plural(state.nodes.length, "machine");
     if (!model) return;
     const shown = request && request.model === model.id ? request : null;
