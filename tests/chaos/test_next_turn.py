@@ -27,7 +27,7 @@ def test_the_next_turn_is_the_undisturbed_one_whatever_happened_to_what_was_kept
 
 class BelievesThatAllIsThere(Generation):
     def _on_answer(self, stage: HeadStage, message: Opened | Rewired, now_s: float) -> None:
-        super()._on_answer(stage, msgspec.structs.replace(message, length=self._confirmed), now_s)
+        super()._on_answer(stage, msgspec.structs.replace(message, length=self._journal.confirmed), now_s)
 
 
 def problems_of(parts: Parts) -> int:

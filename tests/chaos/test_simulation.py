@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from potluck.orchestrator.generation import Generation
+from potluck.orchestrator.generation import Generation, GenerationRequest
+from potluck.orchestrator.journal import Journal
 from potluck.orchestrator.prompt_scores import PromptScores
 from potluck.shard.core import ShardCore
 from potluck.shard.sessions import ShardSession
@@ -125,23 +126,35 @@ class ResumesOneTooLate(Generation):
     def _send_tokens(self, start: int, stop: int, *, chooses: bool) -> None:
         super()._send_tokens(start, stop, chooses=chooses)
         last = self._effects[-1]
-        if self.epoch and start == self._confirmed and isinstance(last.message, Step):
+        if self.epoch and start == self._journal.confirmed and isinstance(last.message, Step):
             late = msgspec.structs.replace(last.message, position=start + 1)
             self._effects[-1] = SendTo(last.node, last.address, late, last.body)
+
+
+class ShortJournal(Journal):
+    def sampler(self) -> Sampler:
+        return msgspec.structs.replace(super().sampler(), history=self._request.prompt)
 
 
 class ForgetsWhatWasSaid(Generation):
     """A new sampling shard gets the prompt, and not what was generated since."""
 
-    def _sampler(self) -> Sampler:
-        return msgspec.structs.replace(super()._sampler(), history=self.request.prompt)
+    def __init__(self, request: GenerationRequest, *rest: object) -> None:
+        super().__init__(request, *rest)  # type: ignore[arg-type]
+        self._journal = ShortJournal(request)
+
+
+class CredulousJournal(Journal):
+    def is_next(self, message: Result, sent: int) -> bool:
+        return True
 
 
 class BelievesEveryResult(Generation):
     """Takes a token twice where it comes twice."""
 
-    def _is_next(self, message: Result) -> bool:
-        return True
+    def __init__(self, request: GenerationRequest, *rest: object) -> None:
+        super().__init__(request, *rest)  # type: ignore[arg-type]
+        self._journal = CredulousJournal(request)
 
 
 class NeverCloses(Generation):
@@ -157,14 +170,24 @@ class ForgetsScores(Generation):
     def _form(self, now_s: float) -> None:
         super()._form(now_s)
         request = self.request
-        self._scores = PromptScores(request.prompt, request.prompt_logprobs, request.vocabulary_size)
+        self._journal.scores = PromptScores(request.prompt, request.prompt_logprobs, request.vocabulary_size)
+
+
+class LaxJournal(Journal):
+    is_asked = False
+
+    def sampler(self) -> Sampler:
+        was_asked, self.is_asked = self.is_asked, True
+        sampler = super().sampler()
+        return msgspec.structs.replace(sampler, grammar=None) if was_asked else sampler
 
 
 class ForgetsTheGrammar(Generation):
     """A new epoch's sampler is not held to anything."""
 
-    def _sampler(self) -> Sampler:
-        return msgspec.structs.replace(super()._sampler(), grammar=None if self.epoch else self.request.grammar)
+    def __init__(self, request: GenerationRequest, *rest: object) -> None:
+        super().__init__(request, *rest)  # type: ignore[arg-type]
+        self._journal = LaxJournal(request)
 
 
 class NeverReplays(Generation):

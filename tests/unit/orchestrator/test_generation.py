@@ -183,7 +183,7 @@ def test_a_slow_reader_is_nobodys_fault(uses_ring: bool, read: int) -> None:
         bench.result(position, 100)
         bench.read(1)
         credit += sum(m.tokens for _, m in bench.of(Credit))  # type: ignore[attr-defined]
-    while len(bench.generation.generated) < 1 + credit if uses_ring else bench.generation._unread < 8:
+    while len(bench.generation.generated) < 1 + credit if uses_ring else bench.generation._flow.unread < 8:
         bench.result(len(bench.generation.tokens), 100)
     made = len(bench.generation.tokens) - 1
     for second in range(1, 120):
