@@ -86,14 +86,20 @@ class ForgetsToTruncate(ShardCore):
     def _cut(self, session: ShardSession, length: int, sampler: object) -> None:
         super()._cut(session, length, sampler)
         session.length_in = session.length_out = length
-        self._effects.pop()
+        self._effects.items.pop()
 
 
 class NeverFreesTheWorker(ShardCore):
-    def _drop(self, session: ShardSession, now_s: float) -> None:
-        super()._drop(session, now_s)
-        if self._effects:
-            self._effects.pop()
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        drop = self._life.drop
+
+        def leak(session: ShardSession, now_s: float) -> None:
+            drop(session, now_s)
+            if self._effects.items:
+                self._effects.items.pop()
+
+        self._life.drop = leak  # type: ignore[method-assign]
 
 
 class WaitsForADeadHead(ShardCore):

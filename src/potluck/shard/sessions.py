@@ -1,7 +1,10 @@
-"""One session on one shard: its phase, its place in the pipeline and what waits to be computed. Pure state."""
+"""One session on one shard: its phase, its place in the pipeline, what waits to be computed and which step fits. Pure state.
+
+And which sessions have ended lately. Knows nothing of the others, of batches or of the worker.
+"""
 
 import enum
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 import msgspec
@@ -78,6 +81,24 @@ class ShardSession:
         neighbour = self.wiring.previous or self.wiring.ring_from
         return neighbour is not None and neighbour.session == source and neighbour.node == node
 
+    def problem_with(self, step: Step, body: bytes, most_waiting: int) -> str | None:
+        """Why a step of this epoch, from whoever may send it, cannot be taken; None where it can."""
+        if self.phase is not Phase.ACTIVE:
+            return "the session is not open yet"
+        if step.position != self.length_in:
+            return f"step at position {step.position}, expected {self.length_in}"
+        if step.position + step.count > self.positions:
+            return f"position {step.position + step.count - 1} is past the {self.positions} that were reserved"
+        if step.layer != self.stage.start:
+            return f"activations for layer {step.layer}, expected {self.stage.start}"
+        if step.codec != self.input_codec:
+            return f"codec {step.codec}, expected {self.input_codec}"
+        if len(body) != step.count * self.input_row_bytes:
+            return f"{len(body)} bytes for {step.count} positions, expected {step.count * self.input_row_bytes}"
+        if len(self.waiting) >= most_waiting:
+            return f"more than {most_waiting} steps are waiting"
+        return None
+
     def scores_prompt(self, step: Step) -> bool:
         """Whether scores of the prompt are wanted from a step: not where it repeats what the head has had already."""
         sampler = self.sampler
@@ -88,3 +109,25 @@ class ShardSession:
     @property
     def next(self) -> Hop | None:
         return self.wiring.next
+
+
+class ClosedSessions:
+    """The last few, so that a late OPEN cannot bring one back."""
+
+    def __init__(self, most: int = 1024) -> None:
+        self._most = most
+        self._closed: OrderedDict[bytes, None] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<ClosedSessions {len(self._closed)} of {self._most}>"
+
+    def __len__(self) -> int:
+        return len(self._closed)
+
+    def __contains__(self, session: bytes) -> bool:
+        return session in self._closed
+
+    def add(self, session: bytes) -> None:
+        self._closed[session] = None
+        while len(self._closed) > self._most:
+            self._closed.popitem(last=False)

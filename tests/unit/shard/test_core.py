@@ -180,7 +180,7 @@ def test_a_flood_of_refused_opens_is_not_remembered_for_ever() -> None:
     for number in range(1500):
         bench.tell(HEAD, opening(MIDDLE, number, weights_sha256="b" * 64))
     assert bench.core.counters["refused_weights_mismatch"] == 1500
-    assert len(bench.core._closed) <= 1024
+    assert len(bench.core._life.closed) <= 1024
 
 
 def test_another_head_cannot_take_over_an_open_session() -> None:

@@ -1,0 +1,102 @@
+"""Which waiting steps go to the worker together, and which the worker has. One batch at a time.
+
+Knows sessions by what waits in them; not where steps come from nor what becomes of the outputs.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import msgspec
+
+from potluck.shard.effects import Effects
+from potluck.shard.residency import Residency
+from potluck.shard.sessions import ShardSession
+from potluck.wire.messages import Step
+from potluck.wire.work import RunBatch, WorkItem
+
+
+class Running(msgspec.Struct, frozen=True):
+    """An item that the worker has; a session that was cut since then does not want the answer any more."""
+
+    session: ShardSession
+    cuts: int
+    step: Step
+    arrived_s: float
+
+
+class Batches:
+    """`running`: by number, what the worker owes an answer to."""
+
+    def __init__(self, effects: Effects, residency: Residency, batch_tokens: int) -> None:
+        """`batch_tokens`: of prompts, in one batch."""
+        self._effects, self._residency, self._batch_tokens = effects, residency, batch_tokens
+        self.running: dict[int, list[Running]] = {}
+        self._next = 1
+        self._ready: OrderedDict[bytes, ShardSession] = OrderedDict()  # with waiting steps, first come first served
+
+    def __repr__(self) -> str:
+        return f"<Batches {len(self._ready)} ready, {len(self.running)} running>"
+
+    def drop(self, session: bytes) -> None:
+        """Nothing of that session waits any more."""
+        self._ready.pop(session, None)
+
+    def forget(self) -> None:
+        """The worker is gone, or will go without an answer."""
+        self.running.clear()
+
+    def start(self, sessions: Mapping[bytes, ShardSession], fresh: ShardSession | None = None) -> None:
+        """The next batch where none runs, of `sessions`, which are all there are. `fresh`: something waits there now.
+
+        Waiting for more would idle the shards in turn, and taking all would make them work in turn.
+        """
+        if fresh is not None and not fresh.is_running:
+            self._ready[fresh.id] = fresh
+        if self.running or not self._ready or not self._residency.is_loaded:
+            return
+        self._send(list(self._ready.values()) if len(self._ready) == 1 else self._chosen(sessions))
+
+    def wait(self, session: ShardSession) -> None:
+        """More waits there; it goes with a batch that is started later."""
+        self._ready[session.id] = session
+
+    def _chosen(self, sessions: Mapping[bytes, ShardSession]) -> list[ShardSession]:
+        most = _most_decodes(sessions)
+        tokens, decodes = 0, 0
+        chosen: list[ShardSession] = []
+        for session in self._ready.values():
+            count = session.waiting[0].step.count
+            if count == 1 and decodes < most:
+                decodes += 1
+            elif count > 1 and (tokens == 0 or tokens + count <= self._batch_tokens):
+                tokens += count
+            else:
+                continue
+            chosen.append(session)
+        return chosen
+
+    def _send(self, sessions: list[ShardSession]) -> None:
+        batch, items, bodies = [], [], []
+        for session in sessions:
+            del self._ready[session.id]
+            waiting = session.waiting.popleft()
+            step = waiting.step
+            session.is_running = True
+            batch.append(Running(session, session.cuts, step, waiting.arrived_s))
+            items.append(
+                WorkItem(
+                    session.id, step.position, step.count, step.codec, session.output_codec,
+                    step.chooses and session.stage.has_output, len(waiting.body), session.scores_prompt(step),
+                )
+            )  # fmt: skip
+            bodies.append(waiting.body)
+        number = self._next
+        self._next += 1
+        self.running[number] = batch
+        self._effects.work(RunBatch(number, tuple(items)), bodies[0] if len(bodies) == 1 else b"".join(bodies))
+
+
+def _most_decodes(sessions: Mapping[bytes, ShardSession]) -> int:
+    """⌈sessions ÷ shards⌉, so that the shards of a pipeline work side by side."""
+    stages = max(session.wiring.stages for session in sessions.values())
+    return -(-len(sessions) // stages)

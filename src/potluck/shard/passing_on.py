@@ -1,0 +1,101 @@
+"""What becomes of an output: to the next shard, to the head, round the ring; and again from the outbox where a new shard needs it.
+
+Knows the wiring of a session and its credit; not batches, nor whether a step that comes in is right.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from potluck.shard.effects import Effects
+from potluck.shard.outbox import Outbox
+from potluck.shard.sessions import ShardSession, Waiting
+from potluck.wire.effects import SendTo
+from potluck.wire.messages import MAX_STEP_TOKENS, Credit, Hop, Replay, Result, Spent, Step
+from potluck.wire.work import WorkOutput
+
+_REPLAY_STEPS = 32  # so that a replay fits into the next shard's queue, however long the session is
+OwnStep = Callable[[bytes, ShardSession, Step, bytes, float], None]
+
+
+class PassingOn:
+    """`on_own_step(node, session, step, body, now_s)` is told where the ring leads back to this very shard."""
+
+    def __init__(
+        self, node: bytes, effects: Effects, outbox: Outbox, sessions: Mapping[bytes, ShardSession],
+        counters: Counter[str], on_own_step: OwnStep,
+    ) -> None:  # fmt: skip
+        self._node, self._effects, self._outbox = node, effects, outbox
+        self._sessions, self._counters, self._on_own_step = sessions, counters, on_own_step
+
+    def __repr__(self) -> str:
+        return f"<PassingOn with {self._outbox!r}>"
+
+    def pass_on(
+        self, session: ShardSession, step: Step, output: WorkOutput, body: bytes, spent: tuple[Spent, ...], now_s: float
+    ) -> None:
+        stop = step.position + step.count
+        if session.stage.has_output:
+            if stop > session.wiring.forward_from or step.chooses:
+                # The ring first: the next token waits for it, while the head only passes on what it gets.
+                self._feed_ring(session, stop, output.token, now_s)
+                result = Result(session.id, session.epoch, stop, output.token, output.logprob, output.top, spent)
+                self._effects.items.append(SendTo(session.head, None, result, body))
+            return
+        if step.position >= session.wiring.forward_from:
+            self._forward(session, step.position, step.count, body, step.chooses, spent)
+        self._outbox.keep(session.id, step.position, step.count, body)
+
+    def _forward(
+        self, session: ShardSession, position: int, count: int, body: bytes, chooses: bool, spent: tuple[Spent, ...]
+    ) -> None:
+        hop = session.wiring.next
+        target = hop.session if hop is not None else session.id
+        message = Step(
+            target, session.epoch, position, count, session.stage.stop, session.output_codec, chooses, spent,
+            session.id,
+        )  # fmt: skip
+        # A remote prefix returns hidden states, never logits. Written out here: every token comes this way (docs/hop.md).
+        node, address = (session.head, None) if hop is None else (hop.node, hop.address)
+        self._effects.items.append(SendTo(node, address, message, body))
+
+    def replay(self, session: ShardSession, message: Replay, least_rows: int, row_bytes: int) -> bool:
+        """Sends what was sent before, in steps of `least_rows` or more; False where it is gone."""
+        if not self._outbox.holds(session.id, message.stop):
+            return False
+        most_rows = min(max(least_rows, -(-message.stop // _REPLAY_STEPS)), MAX_STEP_TOKENS)
+        for piece in self._outbox.pieces(session.id, message.start, message.stop, most_rows, row_bytes):
+            self._forward(session, piece.position, piece.count, piece.body, False, ())
+        return True
+
+    # ------------------------------------------------------------ the ring
+
+    def _feed_ring(self, session: ShardSession, position: int, token: int | None, now_s: float) -> None:
+        ring, sampler = session.wiring.ring, session.sampler
+        if ring is None or sampler is None or token is None:
+            return
+        if token in sampler.eos or position + 1 >= sampler.limit:
+            return
+        step = Step(ring.session, session.epoch, position, 1, 0, None, True, source=session.id)
+        session.held_token = Waiting(step, token.to_bytes(4, "little"), now_s)
+        self._release_token(session, ring, now_s)
+
+    def _release_token(self, session: ShardSession, ring: Hop, now_s: float) -> None:
+        held = session.held_token
+        if held is None or session.credits == 0:
+            return
+        session.credits -= 1
+        session.held_token = None
+        own = self._sessions.get(ring.session) if ring.node == self._node else None
+        if own is None:
+            self._effects.send(ring.node, ring.address, held.step, held.body)
+        elif own.head == session.head:
+            self._on_own_step(self._node, own, held.step, held.body, now_s)  # one shard that runs the whole loop
+        else:
+            self._counters["not_the_head"] += 1
+
+    def credit(self, session: ShardSession, message: Credit, now_s: float) -> None:
+        if message.epoch != session.epoch or session.wiring.ring is None:
+            self._counters["stale_epoch"] += 1
+            return
+        session.credits += message.tokens
+        self._release_token(session, session.wiring.ring, now_s)
