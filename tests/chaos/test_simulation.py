@@ -80,6 +80,11 @@ class IgnoresPositions(ShardCore):
         super()._on_step(sender, session, msgspec.structs.replace(step, position=session.length_in), body, now_s)
 
 
+class TakesRehearsalsForSteps(ShardCore):
+    def _on_step(self, sender: bytes, session: ShardSession, step: Step, body: bytes, now_s: float) -> None:
+        super()._on_step(sender, session, msgspec.structs.replace(step, is_rehearsal=False), body, now_s)
+
+
 class ForgetsToTruncate(ShardCore):
     """Keeps what the head never saw: what it answers at a rewire is what the head hoped for."""
 
@@ -204,7 +209,8 @@ class NeverReplays(Generation):
 
 
 MUTANTS = [
-    Parts(core=IgnoresEpochs), Parts(core=IgnoresPositions), Parts(core=ForgetsToTruncate), Parts(core=NeverFreesTheWorker),
+    Parts(core=IgnoresEpochs), Parts(core=IgnoresPositions), Parts(core=TakesRehearsalsForSteps),
+    Parts(core=ForgetsToTruncate), Parts(core=NeverFreesTheWorker),
     Parts(core=WaitsForADeadHead), Parts(core=ObeysAnybody),
     Parts(core=KeepsTheOutbox), Parts(generation=ResumesOneTooLate), Parts(generation=ForgetsWhatWasSaid),
     Parts(generation=BelievesEveryResult), Parts(generation=NeverCloses), Parts(generation=NeverReplays),

@@ -101,31 +101,31 @@ class CoreBench:
         if is_loaded:
             self.core.load()
             self.hear(Loaded(stage, 0, 0, 1000))
-            self._take()
+            self.take()
 
-    def _take(self) -> None:
+    def take(self) -> None:
         effects = self.core.take_effects()
         self.sent = [effect for effect in effects if isinstance(effect, SendTo)]
         self.work = [effect for effect in effects if isinstance(effect, Work)]
 
     def tell(self, sender: bytes, message: Message, body: bytes = b"") -> list[SendTo]:
         self.core.on_message(sender, message, body, self.now_s, self.worker_idle_us)
-        self._take()
+        self.take()
         return self.sent
 
     def hear(self, message: FromWorker, body: bytes = b"") -> list[SendTo]:
         self.core.on_worker_message(message, body, self.now_s)
-        self._take()
+        self.take()
         return self.sent
 
     def lose_node(self, node: bytes) -> list[SendTo]:
         self.core.on_node_lost(node, self.now_s)
-        self._take()
+        self.take()
         return self.sent
 
     def lose_worker(self) -> list[SendTo]:
         self.core.on_worker_lost("killed")
-        self._take()
+        self.take()
         return self.sent
 
     def open(self, session: int = 1, head: bytes = HEAD, **changes: object) -> None:

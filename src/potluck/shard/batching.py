@@ -83,17 +83,19 @@ class Batches:
             step = waiting.step
             session.is_running = True
             batch.append(Running(session, session.cuts, step, waiting.arrived_s))
-            items.append(
-                WorkItem(
-                    session.id, step.position, step.count, step.codec, session.output_codec,
-                    step.chooses and session.stage.has_output, len(waiting.body), session.scores_prompt(step),
-                )
-            )  # fmt: skip
+            items.append(work_item(session, step, len(waiting.body)))
             bodies.append(waiting.body)
         number = self._next
         self._next += 1
         self.running[number] = batch
         self._effects.work(RunBatch(number, tuple(items)), bodies[0] if len(bodies) == 1 else b"".join(bodies))
+
+
+def work_item(session: ShardSession, step: Step, size_bytes: int) -> WorkItem:
+    return WorkItem(
+        session.id, step.position, step.count, step.codec, session.output_codec, step.chooses and session.stage.has_output,
+        size_bytes, session.scores_prompt(step),
+    )  # fmt: skip
 
 
 def _most_decodes(sessions: Mapping[bytes, ShardSession]) -> int:

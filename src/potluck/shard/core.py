@@ -12,6 +12,7 @@ from potluck.shard.effects import Effect, Effects, Suspect, Work
 from potluck.shard.lifecycle import Lifecycle, RowBytes
 from potluck.shard.outbox import Outbox
 from potluck.shard.passing_on import PassingOn
+from potluck.shard.rehearsals import Rehearsals
 from potluck.shard.residency import Residency
 from potluck.shard.sessions import Phase, ShardSession, Waiting
 from potluck.shard.settings import ShardSettings, ShardState
@@ -67,6 +68,10 @@ class ShardCore:
         self._sessions = self._life.live
         self._passing_on = PassingOn(
             node, self._effects, self._outbox, self._sessions, self.counters, on_own_step=self._on_step
+        )
+
+        self.rehearsals = Rehearsals(
+            node, settings.rehearsal_lead_s, self._effects, self._batches, self._residency, self._life
         )
 
     def __repr__(self) -> str:
@@ -187,6 +192,9 @@ class ShardCore:
             return
         if step.position < session.length_in:
             self.counters["duplicate_step"] += 1
+            return
+        if step.is_rehearsal:
+            self.rehearsals.take(session, step, body, self.settings.max_waiting)
             return
         problem = session.problem_with(step, body, self.settings.max_waiting)
         if problem is not None:

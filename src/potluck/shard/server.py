@@ -20,7 +20,7 @@ from potluck.telemetry.metrics import Metrics
 from potluck.wire.codecs import encoded_bytes
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import Close, Message, Probe, ShardInfo
-from potluck.wire.work import BatchDone, FromWorker, Loaded, LoadFailed
+from potluck.wire.work import BatchDone, FromWorker, Loaded, LoadFailed, RunBatch
 from potluck.wire.worker_settings import WorkerSettings
 
 Send = Callable[[SendTo], None]
@@ -155,11 +155,17 @@ class ShardServer:
         for effect in self.core.take_effects():
             if isinstance(effect, Work):
                 self.supervisor.send(effect.message, effect.body)
+                if type(effect.message) is RunBatch and (wait_s := self.core.rehearsals.due_in_s()) is not None:
+                    self._loop.call_later(wait_s, self._rehearse, effect.message.batch)
             elif isinstance(effect, SendTo):
                 caller = self._callers.get(effect.node) if self._callers else None
                 self._send(effect) if caller is None else caller.hear(effect)
             else:
                 self.on_suspect(effect.node)
+
+    def _rehearse(self, batch: int) -> None:
+        self.core.rehearsals.send(batch)
+        self._carry_out()
 
     def info(self) -> ShardInfo:
         settings, state = self.settings, self.core.state

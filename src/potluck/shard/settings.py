@@ -23,6 +23,9 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     parked_sessions: int = 32  # at most so many of those
     is_spare: bool = False
     vram_required_mb: int = 0  # of a GPU's memory, planned; what was taken counts once it is loaded
+    rehearsal_lead_s: float = (
+        0.0  # how long before a token is done the next shard is woken; 0: never. See rehearsals.py
+    )
     spin_s: float = 0.0  # how long the daemon stays awake for the next step; see net/spinning.py
 
 

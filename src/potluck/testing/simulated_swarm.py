@@ -246,6 +246,18 @@ class SimShard:
                 self._retire_worker()
             elif self.worker is not None:
                 self.worker.do(effect.message, effect.body)
+                if isinstance(effect.message, RunBatch) and self.world.random.random() < 0.3:
+                    self._rehearse_later(effect.message.batch)
+
+    def _rehearse_later(self, batch: int) -> None:
+        """Early, late or in time: nothing may come of it."""
+
+        def act() -> None:
+            if self.is_alive:
+                self.core.rehearsals.send(batch)
+                self.carry_out()
+
+        self.world.clock.after(self.world.random.uniform(0.0, 2 * self.speed), lambda: self.sleeper.do(act))
 
     def _retire_worker(self) -> None:
         if self.worker is not None:

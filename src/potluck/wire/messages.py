@@ -14,7 +14,7 @@ from potluck.core.grammar import Grammar
 from potluck.core.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from potluck.identity.signed import Signed
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_POSITIONS = 1 << 20
 MAX_STEP_TOKENS = 4096
 MAX_HISTORY = 1 << 20
@@ -147,7 +147,8 @@ class Step(_Message, frozen=True, tag="step"):
     """Tokens position … position + count - 1. The body holds token ids (codec None) or activations that enter `layer`.
 
     `chooses`: after the last of them a token is to be chosen. `source`: the sender's own session, None from the head; a shard always
-    tells it, so that nobody can have a shard feed a session that is not its own.
+    tells it, so that nobody can have a shard feed a session that is not its own. `is_rehearsal`: the real one is about to follow; this
+    one has no effect but to wake those who will handle it.
     """
 
     session: SessionId
@@ -159,6 +160,7 @@ class Step(_Message, frozen=True, tag="step"):
     chooses: bool
     spent: SpentByStage = ()
     source: SessionId | None = None
+    is_rehearsal: bool = False
 
 
 class Result(_Message, frozen=True, tag="result"):

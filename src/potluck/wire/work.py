@@ -67,6 +67,12 @@ class RunBatch(_Work, frozen=True, tag="run_batch"):
     items: tuple[WorkItem, ...]
 
 
+class Rehearse(_Work, frozen=True, tag="rehearse"):
+    """A batch of one item like this is about to come: do all but the computing, forget it, and stay awake. No answer."""
+
+    item: WorkItem
+
+
 class TruncateSession(_Work, frozen=True, tag="truncate_session"):
     """Forget what is past `length`; `sampler` replaces the one given at opening (a new epoch's journal)."""
 
@@ -90,7 +96,7 @@ class Ping(_Work, frozen=True, tag="ping"):
     nonce: int
 
 
-ToWorker = Load | Unload | OpenSession | RunBatch | TruncateSession | ParkSession | CloseSession | Ping
+ToWorker = Load | Unload | OpenSession | RunBatch | Rehearse | TruncateSession | ParkSession | CloseSession | Ping
 
 
 # ---------------------------------------------------------------- worker to daemon

@@ -3,6 +3,7 @@
 An item that fails says so in its own output, leaves its session as it was, and does not keep the others from running.
 """
 
+import contextlib
 import struct
 import time
 from collections import Counter
@@ -69,6 +70,11 @@ class BatchRunner:
         session, self._decoding = self._decoding, None
         if session is not None and not session.roundings:
             session.engine.expect(session.number)
+
+    def rehearse(self, item: WorkItem, body: bytes) -> None:
+        """Does what comes before the computing and forgets it, so that the code is in the caches when the step comes."""
+        with contextlib.suppress(PotluckError):  # whatever is wrong, the step itself will be answered with it
+            self._prepare(item, memoryview(body))
 
     def _prepare(self, item: WorkItem, data: memoryview) -> _Job:
         session = self._sessions.get(item.session)

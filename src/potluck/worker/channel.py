@@ -4,6 +4,7 @@ The main thread reads the stream itself, because waking another thread for every
 thread looks at the stream from time to time while the main thread is busy elsewhere (kernels release the GIL).
 """
 
+import os
 import select
 import socket
 import sys
@@ -19,6 +20,7 @@ from potluck.worker.host_process import end
 BROKEN_STREAM = 76  # exit status: what came was not our protocol
 _READ_BYTES = 256 << 10
 _LOOK_S, _IDLE_LOOK_S, _IDLE_AFTER_S = 0.02, 0.2, 2.0
+_give_way = getattr(os, "sched_yield", lambda: None)
 
 
 class Channel:
@@ -26,10 +28,7 @@ class Channel:
 
     def __init__(self, stream: socket.socket, spin_s: float = 0.0) -> None:
         self.progress = 0
-        self._spin_s = spin_s
-        self._poll = select.poll() if spin_s else None
-        if self._poll is not None:
-            self._poll.register(stream, select.POLLIN | select.POLLHUP | select.POLLERR)
+        self._spin_s, self._awake_until_s = spin_s, 0.0
         self._stream = stream
         self._decoder = to_worker_decoder()
         self._arrived: deque[tuple[ToWorker, bytes]] = deque()
@@ -53,15 +52,21 @@ class Channel:
     @property
     def has_more(self) -> bool:
         """Whether something waits to be received, or to be read."""
-        return bool(self._arrived) or bool(select.select([self._stream], [], [], 0)[0])
+        return bool(self._arrived) or self._is_readable()
+
+    def stay_awake(self, seconds: float) -> None:
+        """The next message is likely to come within `seconds`."""
+        self._awake_until_s = time.monotonic() + seconds
 
     def _spin(self) -> None:
         """Looks for a message without sleeping, where the next is likely to come soon: see net/spinning.py."""
-        if self._poll is None:
-            return
-        deadline_s = time.monotonic() + self._spin_s
-        while not self._poll.poll(0) and time.monotonic() < deadline_s:
-            pass
+        if self._spin_s:
+            self.stay_awake(self._spin_s)
+        while time.monotonic() < self._awake_until_s and not self._is_readable():
+            _give_way()  # to those who are about to send it, where they want this core
+
+    def _is_readable(self) -> bool:
+        return bool(select.select([self._stream], [], [], 0)[0])
 
     def send(self, message: FromWorker, *parts: bytes | memoryview) -> None:
         buffers = encode(message, *parts)
@@ -101,7 +106,7 @@ class Channel:
             # Where the main thread waits for the stream it holds the lock, and needs no help.
             if self._reading.acquire(blocking=False):
                 try:
-                    if select.select([self._stream], [], [], 0)[0]:
+                    if self._is_readable():
                         self._read()
                 finally:
                     self._reading.release()

@@ -11,12 +11,13 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from potluck.wire.work import RunBatch
+from potluck.wire.work import Rehearse, RunBatch
 from potluck.wire.worker_settings import WorkerSettings
 from potluck.worker.channel import Channel
 from potluck.worker.host_process import die_with_parent, end, forbid_core_dumps, leave_interrupts_to_parent
 
 _FAILED = 70  # exit status: a bug of ours
+_AWAKE_S = 0.003  # after a rehearsal, whose step is about a millisecond behind it
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -50,6 +51,8 @@ def serve(channel: Channel, settings: WorkerSettings) -> None:
         message, body = channel.receive()
         for answer, parts in worker.handle(message, body):
             channel.send(answer, *parts)
+        if isinstance(message, Rehearse):
+            channel.stay_awake(_AWAKE_S)
         if isinstance(message, RunBatch):
             channel.progress += 1
             if not channel.has_more:

@@ -13,6 +13,7 @@ from potluck.wire.work import (
     LoadFailed,
     OpenSession,
     ParkSession,
+    Rehearse,
     RunBatch,
     SessionOpened,
     SessionRefused,
@@ -51,6 +52,8 @@ class Worker:
             return [(self._open(message), ())]
         if isinstance(message, TruncateSession):
             self._truncate(message)
+        elif isinstance(message, Rehearse):
+            self._batches.rehearse(message.item, body)
         elif isinstance(message, ParkSession):
             self._park(message)
         elif isinstance(message, CloseSession):

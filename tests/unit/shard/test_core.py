@@ -816,7 +816,7 @@ def test_an_idle_shard_is_evicted_and_loads_again_at_the_next_open() -> None:
     bench.tell(HEAD, Close(S))
     assert not bench.core.evict_if_idle(1599.0)
     assert bench.core.evict_if_idle(1600.0)
-    bench._take()
+    bench.take()
     assert bench.orders == [Unload(MIDDLE)]
     assert not bench.core.state.is_loaded
     bench.tell(HEAD, opening(MIDDLE, 2))
@@ -829,7 +829,7 @@ def test_evicted_while_something_was_computed_for_nobody_it_still_runs_after_loa
     bench.step(0)
     bench.tell(HEAD, Close(S))
     bench.core.evict()
-    bench._take()
+    bench.take()
     assert bench.orders == [Unload(MIDDLE)]
     bench.tell(HEAD, opening(MIDDLE, 2))
     bench.hear(Loaded(MIDDLE, 0, 0, 1))

@@ -99,10 +99,10 @@ def test_the_oldest_makes_room_and_time_ends_all() -> None:
     bench.tell(HEAD, Close(session_id(2), 3))
     assert bench.orders == [ParkSession(session_id(2), 3), CloseSession(session_id(1))]
     bench.core.evict_if_idle(14.0)
-    bench._take()
+    bench.take()
     assert bench.orders == []
     bench.core.evict_if_idle(15.0)
-    bench._take()
+    bench.take()
     assert bench.orders == [CloseSession(session_id(2)), Unload(FIRST)]
     assert bench.core.outbox_bytes == 0
 
