@@ -462,6 +462,42 @@ def test_a_killed_worker_is_lost_at_once_and_comes_back(run: Run, settings: Work
     run(scenario())
 
 
+def test_a_worker_that_the_system_ended_for_lack_of_memory_comes_back_with_half_the_kv(
+    run: Run, settings: WorkerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that somebody else has ended comes back with all of it."""
+    kills_by_the_system = 0
+    monkeypatch.setattr("potluck.shard.worker_process.host_memory_kills", lambda: kills_by_the_system)
+
+    async def scenario() -> None:
+        nonlocal kills_by_the_system
+        budgets = []
+        client = WorkerClient()
+        policy = RestartPolicy(first_pause_s=0.01)
+        supervisor = WorkerSupervisor(settings, client.on_message, client.on_lost, policy=policy)
+        supervisor.send(Load(FIRST))
+        for kills in (0, 1, 0):
+            loaded, _ = await client.answer()
+            assert isinstance(loaded, Loaded)
+            budgets.append(loaded.kv_budget_bytes)
+            assert supervisor.pid is not None
+            kills_by_the_system += kills
+            os.kill(supervisor.pid, signal.SIGKILL)
+        loaded, _ = await client.answer()
+        assert isinstance(loaded, Loaded)
+        whole = settings.kv_budget_bytes
+        assert [*budgets, loaded.kv_budget_bytes] == [whole, whole, whole // 2, whole // 2]
+        assert supervisor.memory_limit.deaths == 1
+        supervisor.send(Unload(FIRST))  # whoever needed the memory may be gone when it is loaded again
+        supervisor.send(Load(FIRST))
+        loaded, _ = await client.answer()
+        assert isinstance(loaded, Loaded)
+        assert loaded.kv_budget_bytes == whole
+        await supervisor.stop()
+
+    run(scenario())
+
+
 def test_quick_deaths_need_attention_and_are_retried(run: Run, settings: WorkerSettings) -> None:
     async def scenario() -> None:
         started: asyncio.Queue[None] = asyncio.Queue()

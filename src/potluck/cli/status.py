@@ -118,8 +118,18 @@ def request_line(request: "RequestView", state: "PageState") -> str:
     )
 
 
+def _limit(worker: dict[str, Any]) -> str:
+    """What is worth knowing after it ran out of memory: its conversations are fewer or shorter than planned."""
+    times = worker.get("out_of_memory", 0)
+    if not times:
+        return ""
+    return f", ran out of memory {times}×: KV limit lowered to {shown_bytes(worker['kv_limit_bytes'])}"
+
+
 def _process_lines(own: dict[str, Any]) -> list[str]:
     lines = [f"daemon {own['daemon_pid']}, {shown_bytes(own['memory_bytes'])}, Potluck {own['version']}"]
     for worker in own["workers"]:
-        lines.append(f"worker {worker['pid']}, {shown_bytes(worker['memory_bytes'])}, {worker['shard']}")
+        lines.append(
+            f"worker {worker['pid']}, {shown_bytes(worker['memory_bytes'])}, {worker['shard']}{_limit(worker)}"
+        )
     return lines

@@ -203,7 +203,13 @@ class NodeAdministration(Administration):
 
     def _processes(self) -> dict[str, Any]:
         workers = [
-            {"shard": shard.shard_id, "pid": pid, "memory_bytes": _resident_bytes(pid)}
+            {
+                "shard": shard.shard_id,
+                "pid": pid,
+                "memory_bytes": _resident_bytes(pid),
+                "kv_limit_bytes": shard.supervisor.memory_limit.kv_budget_bytes,
+                "out_of_memory": shard.supervisor.memory_limit.deaths,
+            }
             for shard in self._swarm.node.shards
             if (pid := shard.supervisor.pid)
         ]

@@ -10,9 +10,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import cast
 
 from potluck.core.errors import ProtocolViolation
+from potluck.shard.memory_limit import has_run_out_of_memory
 from potluck.wire.work import FromWorker, Load, OpenSession, Ping, Pong, RunBatch, ToWorker
 from potluck.wire.work_frames import encode, from_worker_decoder
 from potluck.wire.worker_settings import WorkerSettings
@@ -26,6 +28,7 @@ _END_GRACE_S = 1.0  # after its stream has closed, a worker has this long to be 
 _LOOK_S = 0.005
 _LOG = logging.getLogger(__name__)
 _MODULE = "potluck.worker.process"
+_KERNEL_COUNTERS = Path("/proc/vmstat")
 # A worker finds its interpreter, its caches and temporary files by these; whatever else the daemon was given stays with it.
 _ENVIRONMENT = (
     "PATH", "HOME", "USERPROFILE", "LOCALAPPDATA", "SYSTEMROOT", "LANG", "LC_ALL", "TMPDIR", "TEMP", "LD_LIBRARY_PATH",
@@ -38,6 +41,15 @@ def worker_environment(daemon: Mapping[str, str] = os.environ) -> dict[str, str]
     kept = {name: daemon[name] for name in _ENVIRONMENT if name in daemon}
     # The engine has its own threads; numpy's would only be started and sleep.
     return kept | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+def host_memory_kills() -> int | None:
+    """How many processes this system has ended for lack of memory since it started; None where it does not say."""
+    try:
+        lines = _KERNEL_COUNTERS.read_text().splitlines()
+    except OSError:  # not Linux
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
 
 
 def _spawn(settings: WorkerSettings, theirs: socket.socket) -> "subprocess.Popen[bytes]":
@@ -68,6 +80,8 @@ class WorkerProcess(asyncio.Protocol):
         self._decoder = from_worker_decoder()
         self._transport: asyncio.Transport | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_own_kill = False
+        self._kills_before = host_memory_kills()
         self._answers_owed = 0
         self._nonce = 0
         self._ping_timer: asyncio.TimerHandle | None = None
@@ -122,6 +136,13 @@ class WorkerProcess(asyncio.Protocol):
         """None while it runs; negative: the signal that ended it."""
         return None if self._process is None else self._process.returncode
 
+    @property
+    def has_run_out_of_memory(self) -> bool:
+        """Once it is gone: whether that was for lack of memory, as it or the system says."""
+        kills = host_memory_kills()
+        meanwhile = None if kills is None or self._kills_before is None else kills - self._kills_before
+        return has_run_out_of_memory(self.exit_status, is_own_kill=self._is_own_kill, host_kills=meanwhile)
+
     def send(self, message: ToWorker, *parts: bytes | memoryview) -> None:
         """Dropped where the worker is gone: `on_lost` says so, or has said so."""
         if self._transport is None or self._transport.is_closing():
@@ -141,6 +162,7 @@ class WorkerProcess(asyncio.Protocol):
     def kill(self) -> None:
         """Ends it however it is: computing, stopped or deaf. `on_lost` follows."""
         if self._process is not None and self._process.poll() is None:
+            self._is_own_kill = True
             self._process.kill()
 
     async def stop(self) -> None:
@@ -148,6 +170,10 @@ class WorkerProcess(asyncio.Protocol):
         self._on_lost = None
         self._close()
         await asyncio.shield(self._ended)
+
+    async def gone(self, patience_s: float) -> None:
+        """Waits until it is gone and `exit_status` is known, for so long at most."""
+        await asyncio.wait({self._ended}, timeout=patience_s)
 
     # ------------------------------------------------------------ the stream's events
 

@@ -1,6 +1,7 @@
 """Keeps a model's worker running while any of its stages should be loaded: starts it, starts it again after a death, retires it.
 
-Knows which stages are wanted and nothing of sessions: those died with the worker, and whoever owns them is told.
+Knows which stages are wanted and nothing of sessions: those died with the worker, and whoever owns them is told. A worker that died for
+lack of memory is followed by one that may take less (`memory_limit.py`).
 """
 
 import asyncio
@@ -10,11 +11,13 @@ from collections.abc import Callable, Coroutine
 
 import msgspec
 
+from potluck.shard.memory_limit import MemoryLimit
 from potluck.shard.worker_process import FROZEN_AFTER_S, OnLost, OnMessage, WorkerProcess
 from potluck.wire.messages import Stage
 from potluck.wire.work import FromWorker, Load, Loaded, LoadFailed, ToWorker, Unload
 from potluck.wire.worker_settings import WorkerSettings
 
+_GONE_PATIENCE_S = 5.0  # for a worker that has been ended; one that hangs in the kernel may take for ever
 _LOG = logging.getLogger(__name__)
 
 
@@ -63,10 +66,12 @@ class WorkerSupervisor:
         self.settings = settings
         self.state = WorkerState.IDLE
         self.quick_deaths = 0
+        self.memory_limit = MemoryLimit(settings.kv_budget_bytes)
         self._policy = policy or RestartPolicy()
         self._on_message, self._on_lost, self._on_started = on_message, on_lost, on_started
         self._wanted: dict[Stage, None] = {}  # in the order in which they were asked for
         self._worker: WorkerProcess | None = None
+        self._dead: WorkerProcess | None = None  # the last one; how it ended is known a little later than that it did
         self._attempt = 0  # a start that was overtaken by an Unload must not be taken for the present one
         self._loaded_at: float | None = (
             None  # by this worker, the first stage; loading a large one in vain may take minutes
@@ -136,10 +141,25 @@ class WorkerSupervisor:
         self._attempt += 1
         self._own(self._start(self._attempt))
 
+    async def _learn_from_death(self) -> None:
+        """Waits until the last worker's memory is free again and its end is known; usually both are long since."""
+        dead, self._dead = self._dead, None
+        if dead is None:
+            return
+        await dead.gone(_GONE_PATIENCE_S)
+        if dead.has_run_out_of_memory:
+            self.memory_limit = self.memory_limit.after_death()
+            mebibytes = self.memory_limit.kv_budget_bytes >> 20
+            _LOG.warning("the worker of %s ran out of memory; KV limit now %d MiB", self.settings.model_path, mebibytes)
+
     async def _start(self, attempt: int) -> None:
         self._loaded_at = None
+        await self._learn_from_death()
+        if attempt != self._attempt:
+            return
+        settings = msgspec.structs.replace(self.settings, kv_budget_bytes=self.memory_limit.kv_budget_bytes)
         try:
-            worker = await WorkerProcess.start(self.settings, self._deliver, self._lost, self._policy.frozen_after_s)
+            worker = await WorkerProcess.start(settings, self._deliver, self._lost, self._policy.frozen_after_s)
         except OSError as error:  # no more processes or file handles to be had
             if attempt == self._attempt:
                 self._lost(f"a worker could not be started: {error}")
@@ -162,7 +182,7 @@ class WorkerSupervisor:
 
     def _lost(self, reason: str) -> None:
         loop = asyncio.get_running_loop()
-        self._worker = None
+        self._dead, self._worker = self._worker, None
         is_quick = self._loaded_at is None or loop.time() - self._loaded_at < self._policy.quick_death_s
         self.quick_deaths = self.quick_deaths + 1 if is_quick else 0
         pause_s = self._policy.pause_s(self.quick_deaths)
@@ -174,6 +194,8 @@ class WorkerSupervisor:
     def _retire(self) -> None:
         """Nothing is wanted any more. A new Load gets a new process, even while this one is still ending."""
         worker, self._worker = self._worker, None
+        self._dead = None
+        self.memory_limit = MemoryLimit(self.settings.kv_budget_bytes)  # whoever else needed the memory may be gone
         self._attempt += 1
         if self._timer is not None:
             self._timer.cancel()

@@ -2,6 +2,8 @@
 
 import msgspec
 
+OUT_OF_MEMORY_STATUS = 71  # a worker's exit status: it could not get the memory that it needed
+
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Paths and numbers only; a worker is never given keys or addresses."""

@@ -4,6 +4,7 @@ It has one inherited socket and the paths of a model: no keys, no network. It en
 """
 
 import argparse
+import errno
 import faulthandler
 import socket
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from potluck.wire.work import Rehearse, RunBatch
-from potluck.wire.worker_settings import WorkerSettings
+from potluck.wire.worker_settings import OUT_OF_MEMORY_STATUS, WorkerSettings
 from potluck.worker.channel import Channel
 from potluck.worker.host_process import die_with_parent, end, forbid_core_dumps, leave_interrupts_to_parent
 
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         serve(channel, options.settings)
     except Exception as error:
         _report(error)
-        end(_FAILED)
+        end(exit_status(error))
     end(0)
 
 
@@ -57,6 +58,15 @@ def serve(channel: Channel, settings: WorkerSettings) -> None:
             channel.progress += 1
             if not channel.has_more:
                 worker.look_ahead()
+
+
+def exit_status(error: Exception) -> int:
+    """Tells a machine that is too small from a bug: the next worker is given less then."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return OUT_OF_MEMORY_STATUS
+    # torch's; by its name, because only a worker with a GPU has loaded torch
+    is_devices = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
+    return OUT_OF_MEMORY_STATUS if is_devices else _FAILED
 
 
 def _hide_what_no_kernel_uses() -> None:

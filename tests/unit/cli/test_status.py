@@ -108,3 +108,10 @@ def test_a_narrow_terminal_gets_fewer_columns_and_no_broken_lines(swarm: Scripte
     assert table[0].split()[:3] == ["NODE", "NAME", "STATE"]
     assert "LAYERS" in table[0]
     assert all(len(line) <= width for line in table)
+
+
+def test_status_tells_of_a_worker_that_ran_out_of_memory(swarm: ScriptedSwarm) -> None:
+    worker = {**PROCESSES["workers"][0], "kv_limit_bytes": 500_000_000, "out_of_memory": 2}  # type: ignore[index]
+    details = {"members": [], "listen": "192.168.1.20:7475", "processes": {**PROCESSES, "workers": [worker]}}
+    last = status_lines(state_of(swarm), details)[-1]
+    assert "ran out of memory 2×: KV limit lowered to 500" in last

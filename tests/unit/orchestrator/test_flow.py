@@ -1,0 +1,60 @@
+"""How much may be under way: windows of a prompt, the ring's credit, and a reader that does not read."""
+
+from potluck.orchestrator.flow import Chunk, Flow
+from potluck.orchestrator.request import GenerationSettings
+
+
+def flow_of(*, uses_ring: bool = True, wants_tokens: bool = True, longest_chunk: int | None = None) -> Flow:
+    settings = GenerationSettings(prefill_chunk=4, prefill_window=2, uses_ring=uses_ring, ring_credits=4)
+    return Flow(settings, wants_tokens=wants_tokens, longest_chunk=longest_chunk)
+
+
+def test_a_prompt_goes_out_a_window_at_a_time_and_its_end_asks_for_a_token() -> None:
+    flow = flow_of()
+    flow.restart(0)
+    assert flow.take_due(10) == [Chunk(0, 4, False), Chunk(4, 8, False)]
+    assert flow.take_due(10) == []
+    flow.arrived(4)
+    assert flow.take_due(10) == [Chunk(8, 10, True)]
+    assert flow.is_ring_running
+    flow.arrived(10)
+    assert flow.take_due(11) == []  # the ring feeds itself
+
+
+def test_without_a_ring_every_token_is_sent_until_too_many_are_unread() -> None:
+    flow = flow_of(uses_ring=False)
+    assert flow.restart(9) == 0
+    assert flow.take_due(10) == [Chunk(9, 10, True)]
+    flow.arrived(10)
+    flow.unread = 4
+    assert flow.is_reader_slow()
+    assert flow.take_due(11) == []
+    assert flow.read(1, is_running=True) == 0
+    assert flow.take_due(11) == [Chunk(10, 11, True)]
+
+
+def test_a_prompt_that_is_only_scored_asks_for_no_token_and_keeps_to_the_longest_chunk() -> None:
+    flow = flow_of(wants_tokens=False, longest_chunk=3)
+    assert flow.take_due(5) == [Chunk(0, 3, False), Chunk(3, 5, False)]
+
+
+def test_credit_comes_in_halves_and_not_while_a_pipeline_is_formed() -> None:
+    flow = flow_of()
+    assert flow.restart(0) == 4
+    flow.unread = 4
+    assert flow.is_reader_slow()
+    assert flow.read(1, is_running=True) == 0
+    assert flow.is_reader_slow()  # read, and not yet told to the ring
+    assert flow.read(1, is_running=True) == 2
+    assert not flow.is_reader_slow()
+    assert flow.read(2, is_running=False) == 0
+    assert flow.restart(7) == 4  # anew, less what is unread
+
+
+def test_a_new_epoch_gives_at_least_one_credit_and_starts_where_all_stages_are() -> None:
+    flow = flow_of()
+    flow.take_due(4)
+    flow.unread = 9
+    flow.stop()
+    assert flow.restart(2) == 1
+    assert flow.take_due(4) == [Chunk(2, 4, True)]
