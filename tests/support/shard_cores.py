@@ -110,6 +110,7 @@ class CoreBench:
 
     def tell(self, sender: bytes, message: Message, body: bytes = b"") -> list[SendTo]:
         self.core.on_message(sender, message, body, self.now_s, self.worker_idle_us)
+        self.core.start_batch()
         self.take()
         return self.sent
 

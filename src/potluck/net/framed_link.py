@@ -38,11 +38,12 @@ class FramedLink(abc.ABC):
     def queued_bytes(self) -> int:
         return self._channel.writer.queued_bytes
 
-    def send(self, message: Message, body: Buffer = b"") -> None:
+    def send(self, message: Message, body: Buffer = b"", *, is_more: bool = False) -> None:
         if self._state is not State.OPEN:
             raise LinkClosed(f"the link to node {short_id(self.peer)} is {self._state.value}")
         self._channel.writer.push(message, body)
-        self._flush()
+        if not is_more:
+            self._flush()
 
     def hold(self, session: bytes) -> None:
         self._channel.hold(session)

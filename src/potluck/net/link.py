@@ -29,8 +29,8 @@ class Link(Protocol):
     def queued_bytes(self) -> int:
         """What waits to be sent."""
 
-    def send(self, message: Message, body: bytes | memoryview = b"") -> None:
-        """Queue a message; never blocks. A body must not change afterwards.
+    def send(self, message: Message, body: bytes | memoryview = b"", *, is_more: bool = False) -> None:
+        """Queue a message; never blocks. A body must not change afterwards. `is_more`: it waits for the next one, which follows at once.
 
         Order is kept within a session; small messages overtake other sessions' large ones. Raises LinkClosed, LinkFull, WireMisuse.
         """

@@ -8,11 +8,13 @@ Links for bulk are apart: nothing else is ever sent on them, and their loss is n
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 
 from potluck.core.errors import PotluckError, WrongPeer
 from potluck.identity.keys import short_id
 from potluck.net.link import Link, LinkHandler, Transport
+from potluck.wire.effects import SendTo
 from potluck.wire.handshake import Ticket
 from potluck.wire.messages import BulkLink, Message
 
@@ -99,9 +101,20 @@ class PeerLinks:
         else:
             asyncio.get_running_loop().call_soon(self._on_lost, node, "there is no link to it")
 
-    def _send_on(self, link: Link, message: Message, body: bytes) -> None:
+    def send_all(self, effects: Sequence[SendTo]) -> None:
+        """What goes to one node leaves together, so that it arrives together: a shard computes in one batch what is there."""
+        left = Counter(effect.node for effect in effects) if len(effects) > 1 else None
+        for effect in effects:
+            links = self._links.get(effect.node) if left is not None else None
+            if left is None or not links:
+                self.send(effect.node, effect.address, effect.message, effect.body)
+            else:
+                left[effect.node] -= 1
+                self._send_on(links[-1], effect.message, effect.body, is_more=left[effect.node] > 0)
+
+    def _send_on(self, link: Link, message: Message, body: bytes, *, is_more: bool = False) -> None:
         try:
-            link.send(message, body)
+            link.send(message, body, is_more=is_more)
         except PotluckError as error:
             # Closed or full: either way what follows would have a hole in it.
             self.on_lost(link, str(error))

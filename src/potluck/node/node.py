@@ -104,7 +104,7 @@ class Node:
     def add_shard(
         self, settings: ShardSettings, worker: WorkerSettings, model: ServedModel | None = None
     ) -> ShardServer:
-        server = ShardServer(self.id, settings, worker, self._send, self.metrics)
+        server = ShardServer(self.id, settings, worker, self.links.send_all, self.metrics)
         server.on_suspect = self.orchestrator.on_suspect
         self.shards.append(server)
         self.orchestrator.store.put(self.id, "", self._describe(0), is_own=True)

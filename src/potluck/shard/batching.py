@@ -45,20 +45,24 @@ class Batches:
         """The worker is gone, or will go without an answer."""
         self.running.clear()
 
-    def start(self, sessions: Mapping[bytes, ShardSession], fresh: ShardSession | None = None) -> None:
-        """The next batch where none runs, of `sessions`, which are all there are. `fresh`: something waits there now.
+    @property
+    def is_due(self) -> bool:
+        """Whether something waits for a worker that has nothing to do."""
+        return bool(self._ready) and not self.running and self._residency.is_loaded
+
+    def start(self, sessions: Mapping[bytes, ShardSession]) -> None:
+        """The next batch where none runs, of `sessions`, which are all there are.
 
         Waiting for more would idle the shards in turn, and taking all would make them work in turn.
         """
-        if fresh is not None and not fresh.is_running:
-            self._ready[fresh.id] = fresh
         if self.running or not self._ready or not self._residency.is_loaded:
             return
         self._send(list(self._ready.values()) if len(self._ready) == 1 else self._chosen(sessions))
 
     def wait(self, session: ShardSession) -> None:
-        """More waits there; it goes with a batch that is started later."""
-        self._ready[session.id] = session
+        """Something waits there; it goes with a batch that is started later."""
+        if not session.is_running:
+            self._ready[session.id] = session
 
     def _chosen(self, sessions: Mapping[bytes, ShardSession]) -> list[ShardSession]:
         most = _most_decodes(sessions)

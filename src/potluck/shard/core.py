@@ -203,7 +203,17 @@ class ShardCore:
             return
         session.length_in += step.count
         session.waiting.append(Waiting(step, body, now_s))
-        self._batches.start(self._sessions, fresh=session)
+        self._batches.wait(session)
+        if len(self._sessions) == 1:
+            self._batches.start(self._sessions)
+
+    @property
+    def has_batch_to_start(self) -> bool:
+        """Steps of several sessions often come together, and are worth computing together: `start_batch` when all have been told."""
+        return self._batches.is_due
+
+    def start_batch(self) -> None:
+        self._batches.start(self._sessions)
 
     # ------------------------------------------------------------ what the worker says
 

@@ -5,7 +5,7 @@ Imports neither numba nor torch; numbers live in the worker.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from datetime import UTC, datetime
 
 from potluck.core.device_facts import RESERVE_BYTES
@@ -23,7 +23,7 @@ from potluck.wire.messages import Close, Message, Probe, ShardInfo
 from potluck.wire.work import BatchDone, FromWorker, Loaded, LoadFailed, RunBatch
 from potluck.wire.worker_settings import WorkerSettings
 
-Send = Callable[[SendTo], None]
+Send = Callable[[Sequence[SendTo]], None]
 __all__ = ["ShardHealth", "ShardServer", "shard_id"]
 _NOTE_AFTER_S = 1.0
 _MEGABYTE = 1_000_000
@@ -58,6 +58,7 @@ class ShardServer:
         self._callers: dict[bytes, InProcessCaller] = {}
         self._loop = asyncio.get_running_loop()
         self._noting: asyncio.TimerHandle | None = None
+        self._is_starting = False
         self._settled = asyncio.Event()  # loaded, or known not to be
         self._spinner = Spinner(self._loop, settings.spin_s)
         self._failure: LoadFailed | None = None
@@ -110,8 +111,16 @@ class ShardServer:
     def deliver(self, sender: bytes, message: Message, body: bytes) -> None:
         idle_us = self._worker_idle_us() if type(message) is Probe else 0
         self.core.on_message(sender, message, body, time.monotonic(), idle_us)
+        if self.core.has_batch_to_start and not self._is_starting:
+            self._is_starting = True
+            self._loop.call_soon(self._start_batch)  # after whatever else has just come
         self._carry_out()
         self._spinner.touch()
+
+    def _start_batch(self) -> None:
+        self._is_starting = False
+        self.core.start_batch()
+        self._carry_out()
 
     def node_lost(self, node: bytes) -> None:
         self.core.on_node_lost(node, time.monotonic())
@@ -152,6 +161,7 @@ class ShardServer:
         self._carry_out()
 
     def _carry_out(self) -> None:
+        to_send: list[SendTo] = []
         for effect in self.core.take_effects():
             if isinstance(effect, Work):
                 self.supervisor.send(effect.message, effect.body)
@@ -159,9 +169,11 @@ class ShardServer:
                     self._loop.call_later(wait_s, self._rehearse, effect.message.batch)
             elif isinstance(effect, SendTo):
                 caller = self._callers.get(effect.node) if self._callers else None
-                self._send(effect) if caller is None else caller.hear(effect)
+                to_send.append(effect) if caller is None else caller.hear(effect)
             else:
                 self.on_suspect(effect.node)
+        if to_send:
+            self._send(to_send)
 
     def _rehearse(self, batch: int) -> None:
         self.core.rehearsals.send(batch)

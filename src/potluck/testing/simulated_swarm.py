@@ -215,6 +215,13 @@ class SimShard:
             if self.is_alive:
                 self.core.on_message(sender, message, body, self.world.clock.now_s, self._worker_idle_us())
                 self.carry_out()
+                if self.core.has_batch_to_start:
+                    self.world.clock.after(0.0, lambda: self.sleeper.do(start))
+
+        def start() -> None:
+            if self.is_alive:
+                self.core.start_batch()
+                self.carry_out()
 
         self.sleeper.do(act)
 

@@ -151,7 +151,7 @@ class SilentLink:
     def __init__(self, peer: bytes) -> None:
         self.peer, self.sent = peer, list[Message]()
 
-    def send(self, message: Message, body: bytes = b"") -> None:
+    def send(self, message: Message, body: bytes = b"", *, is_more: bool = False) -> None:
         self.sent.append(message)
 
 
