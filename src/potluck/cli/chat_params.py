@@ -45,5 +45,7 @@ def limit_pipelines(orchestrator: "PipelineOrchestrator", settings: "GatewaySett
     most = read_configuration().max_concurrent_pipelines
     orchestrator.max_concurrent_pipelines = most
     admission = settings.service.admission
-    fewer = msgspec.structs.replace(admission, max_concurrent_requests=min(admission.max_concurrent_requests, most))
+    fewer = msgspec.structs.replace(
+        admission, max_concurrent_requests=min(admission.max_concurrent_requests, most), max_sessions=most
+    )
     return msgspec.structs.replace(settings, service=msgspec.structs.replace(settings.service, admission=fewer))

@@ -211,6 +211,7 @@ class _Session:
         from potluck.node.own_statement import StewardSettings
         from potluck.node.serving import ServingSettings
         from potluck.node.swarm_node import SwarmNodeSettings
+        from potluck.swarm.adverts import advert_lifetime_s
 
         options, configuration = self._options, read_configuration()
         limit = parse_size(options.memory) if options.memory else None
@@ -222,7 +223,7 @@ class _Session:
             name=options.name or _host_name(), is_serving=serves, device=device,
             memory_total_bytes=memory_total_bytes() if device is None else device.total_bytes, memory_budget_bytes=budget,
             bytes_per_s=reading_bytes_per_s() if device is None else device.bytes_per_s,
-            lifetime_s=int(4 * configuration.shard_health_timeout_seconds), pinned=pinned, max_layers=options.max_layers,
+            lifetime_s=advert_lifetime_s(configuration.shard_health_timeout_seconds), pinned=pinned, max_layers=options.max_layers,
             serving=ServingSettings(
                 threads=options.threads, max_concurrent_streams=options.streams, device=options.device,
                 is_batch_invariant=options.is_batch_invariant, device_budget_bytes=None if device is None else budget,

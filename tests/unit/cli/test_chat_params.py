@@ -41,6 +41,7 @@ def test_pipelines_are_limited_where_the_file_says_so(written: Write, text: str,
     settings = limit_pipelines(orchestrator, GatewaySettings())  # type: ignore[arg-type]
     assert orchestrator.max_concurrent_pipelines == pipelines
     assert settings.service.admission.max_concurrent_requests == requests
+    assert settings.service.admission.max_sessions == (pipelines if text else None)
 
 
 @pytest.mark.parametrize(
