@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from potluck.cli.api_options import ApiOptions
@@ -56,11 +56,12 @@ class SwarmOptions:
 
 
 async def run_swarm_node(options: SwarmOptions, invite: "Invite | None" = None) -> None:
-    from potluck.node.configuration_file import require_enabled
+    from potluck.node.configuration_file import may_serve_shards, require_enabled
     from potluck.node.identity_file import own_key, own_run_file
 
     began_s = time.monotonic()
     require_enabled()
+    options = replace(options, serves=options.serves and may_serve_shards())
     if len(options.name) > _MOST_NAME_CHARACTERS:
         raise BadRequest(f"--name has at most {_MOST_NAME_CHARACTERS} characters")
     with own_run_file().held():  # before anything is founded or redeemed: two nodes of one home would be one twice
@@ -205,7 +206,7 @@ class _Session:
 
     def _settings(self, device: "DeviceFacts | None") -> "SwarmNodeSettings":
         from potluck.core.layers import LayerRange
-        from potluck.node.configuration_file import configured_keys, read_configuration
+        from potluck.node.configuration_file import read_configuration
         from potluck.node.identity_file import own_folder
         from potluck.node.machine import memory_budget_bytes, memory_total_bytes, parse_size, reading_bytes_per_s
         from potluck.node.own_statement import StewardSettings
@@ -217,10 +218,9 @@ class _Session:
         limit = parse_size(options.memory) if options.memory else None
         most = configuration.host.shard_max_vram_mb * 1_000_000
         budget = min(memory_budget_bytes(limit), most) if device is None else device.budget_bytes(limit or most)
-        serves = options.serves and (configuration.host.serve_shards or "host.serve_shards" not in configured_keys())
         pinned = LayerRange.parse(options.layers, self._layer_count()) if options.layers else None
         steward = StewardSettings(
-            name=options.name or _host_name(), is_serving=serves, device=device,
+            name=options.name or _host_name(), is_serving=options.serves, device=device,
             memory_total_bytes=memory_total_bytes() if device is None else device.total_bytes, memory_budget_bytes=budget,
             bytes_per_s=reading_bytes_per_s() if device is None else device.bytes_per_s,
             lifetime_s=advert_lifetime_s(configuration.shard_health_timeout_seconds), pinned=pinned, max_layers=options.max_layers,

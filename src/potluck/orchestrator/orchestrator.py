@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from potluck.core.errors import BadRequest, PotluckError, ShardsFull, ShardUnavailable
-from potluck.core.limits import ARITHMETIC_VERSION
+from potluck.core.limits import ARITHMETIC_VERSION, MAX_SHARDS_PER_REQUEST
 from potluck.net.peers import PeerLinks
 from potluck.orchestrator.frames import (
     Finished,
@@ -59,7 +59,7 @@ class DistributedChatParams(msgspec.Struct, frozen=True, kw_only=True):
 
     settings: GenerationSettings = GenerationSettings()
     fallback_to_local: bool = True
-    max_shards_per_request: int = 16
+    max_shards_per_request: int = MAX_SHARDS_PER_REQUEST
     own_layers: tuple[Stage, ...] = ()  # this node's own ends of the model, which it serves itself
     own_arithmetic: int = ARITHMETIC_VERSION  # that it computes them by
     pipeline: tuple[Placed, ...] = ()  # exactly these stages, instead of a choice
@@ -85,7 +85,7 @@ class Running:
         self.timer_s = 0.0
         self._began_s = self._first_s = time.monotonic()
         self._tokens = 0
-        self._has_fallen_back = False
+        self._has_fallen_back = self._has_told_formed = False
 
     def drop_timer(self) -> None:
         if self.timer is not None:
@@ -95,12 +95,14 @@ class Running:
     def note(self, frame: StreamFrame, metrics: Metrics) -> None:
         """Counts what a frame tells; nothing of its content."""
         now = time.monotonic()
+        if self.generation.formed_s is not None and not self._has_told_formed:
+            self._has_told_formed = True
+            metrics.pipeline_construct_ms.observe((self.generation.formed_s - self._began_s) * 1000)
         if isinstance(frame, TokenDelta):
             self._tokens += 1
             if self._tokens == 1:
                 self._first_s = now
                 metrics.first_token_ms.observe((now - self._began_s) * 1000)
-                metrics.pipeline_construct_ms.observe(((self.generation.formed_s or now) - self._began_s) * 1000)
         elif isinstance(frame, ShardFailover):
             metrics.failovers.inc()
             metrics.failover_pause_ms.observe(frame.pause_ms)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from potluck.core.errors import ShardUnavailable, WeightsMismatch
 from potluck.core.exactness import KNOWN_ARITHMETICS
+from potluck.net.addresses import may_be_near
 from potluck.planner.cover import Candidate
 from potluck.wire.messages import Described, ShardInfo
 
@@ -23,6 +24,7 @@ class ShardStore:
         self._offers: dict[bytes, tuple[str, Described]] = {}
         self._heard_at: dict[bytes, datetime] = {}  # for people; nothing is decided by it
         self._own: set[bytes] = set()
+        self._far: set[bytes] = set()  # at public addresses: used where nobody on the LAN is as idle
         self._suspected_until_s: dict[bytes, float] = {}
         # Streams that this node's own generations hold, by node and weights: now, and when that node last said how many it has.
         # What it says is some seconds old, and a burst of requests must not all go to the shard that was idle before it.
@@ -36,6 +38,7 @@ class ShardStore:
         self._offers[node] = (address, described)
         self._streams_then[node] = Counter({key: count for key, count in self._streams.items() if key[0] == node})
         self._heard_at[node] = datetime.now(UTC)
+        (self._far.discard if may_be_near(address) else self._far.add)(node)
         self.clear_suspicion(node)
         if is_own:
             self._own.add(node)
@@ -56,6 +59,7 @@ class ShardStore:
     def remove(self, node: bytes) -> None:
         self._offers.pop(node, None)
         self._heard_at.pop(node, None)
+        self._far.discard(node)
         self._streams_then.pop(node, None)
 
     def begin_streams(self, nodes: Iterable[bytes], weights_sha256: str) -> None:
@@ -118,7 +122,7 @@ class ShardStore:
                         depth += _OWN_APART
                     found.append(
                         Candidate(
-                            node, address, info.stage, depth, info.step_us, is_local=True,
+                            node, address, info.stage, depth, info.step_us, is_local=node not in self._far,
                             streams=self._streams_of(node, info), max_streams=info.max_streams,
                             is_spare=info.is_spare, arithmetic=info.arithmetic,
                         )
