@@ -73,6 +73,11 @@ class DistributedChatParams(msgspec.Struct, frozen=True, kw_only=True):
     def own_place(self) -> Literal["last", "equal"]:
         return "equal" if self.allow_self_as_shard else "last"
 
+    @property
+    def allows_own(self) -> bool:
+        """Whether this node's own shards may be used at all."""
+        return self.fallback_to_local or self.allow_self_as_shard
+
 
 class Running:
     """One generation and its reader."""
@@ -357,18 +362,22 @@ class PipelineOrchestrator:
         placed = pick_pipeline(reachable, own, request.layer_count, rules)
         placed = placed or pick_pipeline(candidates, own, request.layer_count, rules)
         if placed is None:
-            raise self._why_not(request, candidates, own, params.max_shards_per_request)
+            raise self._why_not(request, params, candidates, own)
         return placed
 
     def _why_not(
-        self, request: GenerationRequest, candidates: list[Candidate], own: list[Placed], max_shards: int
+        self, request: GenerationRequest, params: DistributedChatParams, candidates: list[Candidate], own: list[Placed]
     ) -> PotluckError:
         """Which rule stood in the way, where it was not a missing layer."""
         cover = cover_around(candidates, own, request.layer_count)
         if cover is None:
-            return self.store.gap(request.model, request.weights_sha256, request.layer_count)
-        if len(cover) > max_shards:
-            return ShardUnavailable(f"{len(cover)} shards would be needed; at most {max_shards} may be used")
+            return self.store.gap(
+                request.model, request.weights_sha256, request.layer_count, allows_own=params.allows_own
+            )
+        if len(cover) > params.max_shards_per_request:
+            return ShardUnavailable(
+                f"{len(cover)} shards would be needed; at most {params.max_shards_per_request} may be used"
+            )
         return ShardsFull(f"every holder of some layers of {request.model} has as many streams as it takes")
 
     def _rules(self, request: GenerationRequest, params: DistributedChatParams) -> RouteRules:

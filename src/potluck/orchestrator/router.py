@@ -88,7 +88,7 @@ class ShardRouter:
         if placed is None and greedy_cover(others, wanted) is not None:
             raise ShardUnavailable(f"every holder of some layers of {info.model} has as many streams as it takes")
         if placed is None:
-            raise self._store.gap(info.model, info.weights_sha256, info.layer_count)
+            raise self._store.gap(info.model, info.weights_sha256, info.layer_count, allows_own=allows_own)
         if len(placed) > self._settings.max_shards_per_request:
             raise ShardUnavailable(
                 f"{len(placed)} shards would be needed, more than {self._settings.max_shards_per_request}"

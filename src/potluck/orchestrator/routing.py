@@ -129,17 +129,21 @@ class ShardStore:
                     )  # fmt: skip
         return found
 
-    def gap(self, model: str, weights_sha256: str, layer_count: int) -> WeightsMismatch | ShardUnavailable:
+    def gap(
+        self, model: str, weights_sha256: str, layer_count: int, *, allows_own: bool = True
+    ) -> WeightsMismatch | ShardUnavailable:
         """Why there is no pipeline: which layers nobody holds, or that other weights are on offer under that name."""
         held = [False] * layer_count
         names = {i.weights_sha256 for _, d in self._offers.values() for i in d.shards if i.model == model}
-        for _, described in self._offers.values():
+        for node, (_, described) in self._offers.items():
             for info in described.shards:
-                if info.weights_sha256 == weights_sha256:
+                if info.weights_sha256 == weights_sha256 and (allows_own or node not in self._own):
                     for layer in range(info.stage.start, min(info.stage.stop, layer_count)):
                         held[layer] = True
         if names and weights_sha256 not in names and not any(held):
             return WeightsMismatch(f"nobody holds {model} with weights {weights_sha256[:12]}")
         missing = [str(layer) for layer, is_held in enumerate(held) if not is_held]
         what = f"holds layer {', '.join(missing)} of" if missing else "has the ends of"
-        return ShardUnavailable(f"no shard {what} {model}")
+        is_forbidden = not allows_own and not self._own.isdisjoint(self.holders(weights_sha256))
+        own = "; this machine's own may not be used (fallback_to_local, allow_self_as_shard)" if is_forbidden else ""
+        return ShardUnavailable(f"no shard {what} {model}{own}")

@@ -84,7 +84,7 @@ def test_a_shard_on_the_lan_comes_before_one_at_a_public_address() -> None:
 
 def test_oneself_is_no_shard_unless_allowed() -> None:
     store = store_of((1, info(0, 15)), own=1)
-    with pytest.raises(ShardUnavailable):
+    with pytest.raises(ShardUnavailable, match=r"no shard holds layer 0, 1, .*; this machine's own may not be used"):
         pick(store)
     assert shape(pick(store, RoutingSettings(allow_self_as_shard=True))) == [(1, "m:0-15")]
 
