@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from potluck.cli.api_options import ApiOptions
-from potluck.cli.chat_params import api_params, limit_pipelines, own_layers_of
+from potluck.cli.chat_params import api_params, configure_orchestrator, own_layers_of
 from potluck.cli.console import make_progress, notice, print_json
 from potluck.cli.models import open_store
 from potluck.core.errors import BadRequest, PeerRefused, PotluckError
@@ -274,7 +274,7 @@ class _Session:
         # In a swarm somebody else loads what was lost, and that takes its time: the stream stays open meanwhile.
         own = own_layers_of(self._options.own_layers, self._store, self._options.threads)
         answering = NodeAnswering(swarm.node, api_params(_HOLDER_WAIT_S), own)
-        settings = limit_pipelines(swarm.node.orchestrator, gateway_settings(api))
+        settings = configure_orchestrator(swarm.node.orchestrator, gateway_settings(api))
         gateway = GatewayServer(answering, settings, lambda app: add_administration(app, administration))
         return await self._serve_api(gateway, administration, api)
 

@@ -18,7 +18,7 @@ from potluck.cli.api_options import (
     started,
 )
 from potluck.cli.ask import find_model
-from potluck.cli.chat_params import api_params, limit_pipelines, own_layers_of
+from potluck.cli.chat_params import api_params, configure_orchestrator, own_layers_of
 from potluck.cli.console import JsonOption, notice, print_json
 from potluck.cli.models import open_store
 from potluck.cli.node_options import (
@@ -229,7 +229,7 @@ async def _start_api(node: "Node", api: ApiOptions, options: UpOptions) -> "Gate
     from potluck.gateway.server import GatewayServer
     from potluck.node.answering import NodeAnswering
 
-    settings = limit_pipelines(node.orchestrator, gateway_settings(api))
+    settings = configure_orchestrator(node.orchestrator, gateway_settings(api))
     own = own_layers_of(options.own_layers, open_store(), options.threads)
     gateway = GatewayServer(NodeAnswering(node, api_params(_HOLDER_WAIT_S), own), settings)
     return gateway if await started(gateway, api) else None

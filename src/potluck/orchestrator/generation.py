@@ -575,7 +575,7 @@ class Generation:
         self._last_refusal = (message.code, message.message)
         if message.code in _UNFIT:
             self._distrusted.add(stage.placed.node)
-        return self._fail([stage], f"refused: {message.message}", now_s, is_gone=False)
+        return self._fail([stage], f"refused: {message.message}", now_s, message.code, is_gone=False)
 
     def _fail(
         self,

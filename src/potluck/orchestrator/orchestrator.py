@@ -12,8 +12,9 @@ from typing import Literal
 
 import msgspec
 
-from potluck.core.errors import BadRequest, PotluckError, ShardsFull, ShardUnavailable
+from potluck.core.errors import BadRequest, LinkClosed, PotluckError, ShardsFull, ShardUnavailable
 from potluck.core.limits import ARITHMETIC_VERSION, MAX_SHARDS_PER_REQUEST
+from potluck.core.shard_health import ShardHealth
 from potluck.net.peers import PeerLinks
 from potluck.orchestrator.frames import (
     Finished,
@@ -167,6 +168,10 @@ class PipelineOrchestrator:
         """The stages of each generation that runs now, oldest first."""
         return tuple(running.generation.stages for running in self._running)
 
+    def shard_health(self) -> list[ShardHealth]:
+        """Of every shard that has taken part in an answer of this node."""
+        return self.health.all(time.monotonic())
+
     def watched(self) -> list[Watched]:
         """The generations that run now, oldest first."""
         return [running.watched()._replace(standbys=self._standbys(running)) for running in self._running]
@@ -248,7 +253,7 @@ class PipelineOrchestrator:
             self._carry_out(running)
 
     async def ask(self, node: bytes, question: Callable[[int], Message]) -> tuple[Message, bytes]:
-        """One request and its answer. Raises TimeoutError; a Failed answer is raised as what it says."""
+        """One request and its answer. Raises TimeoutError, LinkClosed; a Failed answer is raised as what it says."""
         self._nonce += 1
         nonce = self._nonce
         future: asyncio.Future[tuple[Message, bytes]] = asyncio.get_running_loop().create_future()
@@ -441,6 +446,9 @@ class PipelineOrchestrator:
 
     def on_lost(self, node: bytes, reason: str) -> None:
         self._kept.forget(node)
+        for (asked, _), answer in self._answers.items():
+            if asked == node and not answer.done():
+                answer.set_exception(LinkClosed(f"{node.hex()[:8]} was lost before it answered: {reason}"))
         now = time.monotonic()
         for running in list(self._running):
             running.generation.on_lost(node, reason, now)

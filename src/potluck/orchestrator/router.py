@@ -136,6 +136,10 @@ class ShardHealthTracker:
     def p95_latency_ms(self, shard_id: str) -> float:
         return self._latencies[shard_id].p95_ms if shard_id in self._latencies else 0.0
 
+    def all(self, now_s: float) -> list[ShardHealth]:
+        """Of every shard that gave anything, whoever was heard of last comes last."""
+        return [health for shard_id in self._seen_s if (health := self.health(shard_id, now_s)) is not None]
+
     def health(self, shard_id: str, now_s: float, queue_depth: int = 0) -> ShardHealth | None:
         """What is known of a shard; None where it never gave anything."""
         seen = self._seen_s.get(shard_id)

@@ -9,7 +9,7 @@ import pytest
 
 from potluck.cli import up
 from potluck.cli.ask_via import RemoteQuestion, _chat_params
-from potluck.cli.chat_params import api_params, limit_pipelines
+from potluck.cli.chat_params import api_params, configure_orchestrator
 from potluck.cli.main import run as run_command
 from potluck.cli.swarm_up import SwarmOptions, _Session
 from potluck.core.sampling_params import SamplingParams
@@ -90,10 +90,12 @@ def test_a_node_with_explicit_layers_gives_what_the_file_says(
 
 @pytest.mark.parametrize(("text", "pipelines", "requests"), [("", 64, 16), ("max_concurrent_pipelines = 3", 3, 3)])
 def test_pipelines_are_limited_where_the_file_says_so(written: Write, text: str, pipelines: int, requests: int) -> None:
-    written(text)
-    orchestrator = SimpleNamespace(max_concurrent_pipelines=64)
-    settings = limit_pipelines(orchestrator, GatewaySettings())  # type: ignore[arg-type]
+    written(f"{text}\nshard_health_timeout_seconds = 7.0")
+    orchestrator = SimpleNamespace(max_concurrent_pipelines=64, health=None)
+    settings = configure_orchestrator(orchestrator, GatewaySettings())  # type: ignore[arg-type]
     assert orchestrator.max_concurrent_pipelines == pipelines
+    orchestrator.health.note("n:0-7", 1.0, 0.0)
+    assert [orchestrator.health.is_online("n:0-7", now_s) for now_s in (7.0, 7.1)] == [True, False]
     assert settings.service.admission.max_concurrent_requests == requests
     assert settings.service.admission.max_sessions == (pipelines if text else None)
 

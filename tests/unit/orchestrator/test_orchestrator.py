@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from potluck.core.errors import BadRequest, ShardUnavailable, WeightsMismatch
+from potluck.core.errors import BadRequest, LinkClosed, ShardUnavailable, WeightsMismatch
 from potluck.core.sampling_params import SamplingParams
 from potluck.net.memory import MemoryNetwork
 from potluck.net.peers import PeerLinks
@@ -100,6 +100,22 @@ def test_an_answer_counts_only_from_whoever_was_asked() -> None:
         assert (await asked)[0].version == "true"  # type: ignore[union-attr]
 
     run(answer())
+
+
+def test_a_question_to_a_node_that_is_lost_is_not_waited_for() -> None:
+    """pmetal's `Cancelled`: whoever waits is told when nobody can answer any more."""
+
+    async def lose() -> None:
+        board = Switchboard()
+        asked, other = (asyncio.ensure_future(board.orchestrator.ask(node, Describe)) for node in (SHARD, STRANGER))
+        await soon()
+        board.orchestrator.on_lost(SHARD, "reset")
+        with pytest.raises(LinkClosed, match="lost before it answered: reset"):
+            await asked
+        assert not other.done()
+        other.cancel()
+
+    run(lose())
 
 
 def test_a_failed_answer_is_raised_as_what_it_says() -> None:

@@ -113,6 +113,8 @@ def test_health_is_the_95th_percentile_of_what_was_seen_and_goes_stale() -> None
     assert timedelta(seconds=4) < datetime.now(UTC) - health.last_seen < timedelta(seconds=60)
     assert not tracker.is_online("m:0-7", 40.1)
     assert (tracker.health("m:8-15", 15.0), tracker.p95_latency_ms("m:8-15")) == (None, 0.0)
+    tracker.note("m:8-15", 1.0, 41.0)
+    assert [(each.shard_id, each.online) for each in tracker.all(41.0)] == [("m:0-7", False), ("m:8-15", True)]
 
 
 def test_health_forgets_whoever_was_not_heard_of_for_longest() -> None:
