@@ -143,8 +143,8 @@ def within_memory(model: StoredModel, stage: Stage, settings: ServingSettings, b
     weight_bytes = sum(tensor.size_bytes for name, tensor in model.tensors.items() if unit_of(name) in units)
     if weight_bytes >= budget_bytes:
         raise BadRequest(
-            f"{shown_units(units, model.facts.layer_count)} of {model.id} take {weight_bytes / 1e6:.0f} MB, and shards may have "
-            f"{budget_bytes / 1e6:.0f} MB (--memory, host.shard_max_vram_mb); serve fewer, or allow more"
+            f"{shown_units(units, model.facts.layer_count)} of {model.id} take {weight_bytes / 1e6:.1f} MB, and shards may have "
+            f"{budget_bytes / 1e6:.1f} MB (--memory, host.shard_max_vram_mb); serve fewer, or allow more"
         )
     kv_bytes = min(settings.kv_budget_bytes, budget_bytes - weight_bytes)
     return msgspec.structs.replace(settings, kv_budget_bytes=kv_bytes)

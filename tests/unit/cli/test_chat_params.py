@@ -116,7 +116,8 @@ def test_a_machine_that_was_told_not_to_serve_does_not(
 
 
 @pytest.mark.parametrize(
-    "command", [["ask", "--via", "127.0.0.1:1", "hello"], ["up", "--layers", "0-1", "--api", "off"], ["up"]]
+    "command",
+    [["ask", "--via", "127.0.0.1:1", "hello"], ["up", "--layers", "0-1", "--api", "off"], ["up"], ["local"], ["demo"]],
 )
 def test_a_machine_that_was_told_to_stay_out_says_experimental_disabled(
     command: list[str], written: Write, capsys: pytest.CaptureFixture[str]

@@ -21,5 +21,5 @@ def test_a_large_budget_changes_nothing() -> None:
 
 
 def test_weights_that_do_not_fit_are_refused_with_both_sizes() -> None:
-    with pytest.raises(BadRequest, match=r"layers 0-1, the embedding of m take 25 MB, and shards may have 25 MB"):
+    with pytest.raises(BadRequest, match=r"layers 0-1, the embedding of m take 25.0 MB, and shards may have 25.0 MB"):
         within_memory(stored_model(), parse_stage("0-1", 4), ServingSettings(), 25 * MEGABYTE)
