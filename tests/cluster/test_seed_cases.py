@@ -140,6 +140,7 @@ def test_shard_host_killed_mid_stream_fails_over_to_a_third_node(models_home: Pa
     assert tokens_of(frames) == unsplit
     [failover] = [frame for frame in frames if isinstance(frame, ShardFailover)]
     print(f"\nlatency penalty {failover.pause_ms:.0f} ms")
+    assert failover.pause_ms < 10_000  # bounded, on however busy a machine
     assert failover.replaced_by[-1] == f"{third.node.hex()[:8]}:4-7"
     [status] = statuses(frames)
     assert (status.status, status.code) == ("degraded", "shard_unavailable")

@@ -52,6 +52,7 @@ from potluck.wire.messages import (
 
 _ANSWER_TIMEOUT_S = 5.0
 _RETRY_S = 0.5
+_REFRESH_S = 2.0  # between questions how busy those are that were named by address
 _SLOW_HOP_S = 0.01  # one way: no LAN, so bytes are dear there
 
 
@@ -158,7 +159,7 @@ class PipelineOrchestrator:
         self._answers: dict[tuple[bytes, int], asyncio.Future[tuple[Message, bytes]]] = {}
         self._nonce = 0
         self._addresses: dict[str, bytes | None] = {}
-        self._retrying: asyncio.Task[None] | None = None
+        self._looking: list[asyncio.Task[None]] = []
 
     def __repr__(self) -> str:
         return f"<PipelineOrchestrator {len(self._running)} running, {self.store!r}>"
@@ -204,8 +205,9 @@ class PipelineOrchestrator:
     async def connect(self, addresses: Sequence[str]) -> list[Described]:
         """Links to these addresses and asks what they serve. Those that cannot be reached are tried again later."""
         answers = await asyncio.gather(*(self._try(address) for address in addresses))
-        if self._retrying is None:
-            self._retrying = asyncio.get_running_loop().create_task(self._retry())
+        if not self._looking:
+            loop = asyncio.get_running_loop()
+            self._looking = [loop.create_task(self._retry()), loop.create_task(self._keep_fresh())]
         found = [answer for answer in answers if answer is not None]
         if not found:
             raise ShardUnavailable(f"none of {', '.join(addresses)} can be reached")
@@ -233,6 +235,24 @@ class PipelineOrchestrator:
                     answer = await self._try(address)
                     if answer is not None:
                         self._returned(answer.node)
+
+    async def _keep_fresh(self) -> None:
+        """Who is full, and how long queues are, was true when they said so. (In a swarm adverts tell it.)"""
+        while True:
+            await asyncio.sleep(_REFRESH_S)
+            known = [(address, node) for address, node in self._addresses.items() if node is not None]
+            await asyncio.gather(*(self._refresh(address, node) for address, node in known))
+
+    async def _refresh(self, address: str, node: bytes) -> None:
+        if not self._links.is_linked(node):
+            return
+        try:
+            answer, _ = await self.ask(node, Describe)
+        except (PotluckError, TimeoutError):
+            return  # whoever uses it will find out
+        is_on_offer = self.store.offer_of(node) is not None
+        if is_on_offer and isinstance(answer, Described) and answer.node == node:
+            self.store.put(node, address, answer)
 
     def offer(self, offers: Sequence[tuple[bytes, str, Described, bool]]) -> None:
         """Everything that is on offer now: node, address, what it serves, whether it is this node. The swarm's view feeds it.
@@ -478,9 +498,9 @@ class PipelineOrchestrator:
         self._carry_out(running)
 
     async def close(self) -> None:
-        if self._retrying is not None:
-            self._retrying.cancel()
-            await asyncio.gather(self._retrying, return_exceptions=True)
+        for task in self._looking:
+            task.cancel()
+        await asyncio.gather(*self._looking, return_exceptions=True)
 
 
 def _rounded(

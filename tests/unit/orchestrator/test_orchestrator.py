@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from potluck.core.errors import BadRequest, LinkClosed, ShardUnavailable, WeightsMismatch
+from potluck.core.errors import BadRequest, LinkClosed, ShardsFull, ShardUnavailable, WeightsMismatch
 from potluck.core.sampling_params import SamplingParams
 from potluck.net.memory import MemoryNetwork
 from potluck.net.peers import PeerLinks
@@ -315,6 +315,28 @@ def offering(*shards: tuple[bytes, Stage], is_linked: bool = False) -> Switchboa
         info = ShardInfo("m", "a" * 64, 1, 2, stage, True, 4, 0, 0, 1000)
         board.orchestrator.store.put(node, f"{node[:1].decode()}:1", Described(0, node, "1", (info,), 1, ()))
     return board
+
+
+def test_a_shard_that_was_full_is_asked_again_how_busy_it_is() -> None:
+    """Of nodes that were named by address no adverts come; what they said first must not hold for ever."""
+
+    def described(nonce: int, streams: int) -> Described:
+        return Described(
+            nonce, NEAR, "1", (ShardInfo("m", "a" * 64, 1, 2, WHOLE[0].stage, True, 4, streams, 0, 10),), 1, ()
+        )
+
+    async def refresh() -> None:
+        board = Switchboard(AllLinked)
+        board.orchestrator.store.put(NEAR, "N:1", described(0, 4))
+        with pytest.raises(ShardsFull):
+            board.orchestrator.pipeline_for(request(), DistributedChatParams())
+        asking = asyncio.ensure_future(board.orchestrator._refresh("N:1", NEAR))
+        await soon()
+        board.orchestrator.on_answer(NEAR, described(board.take()[0].message.nonce, 3), b"")  # type: ignore[union-attr]
+        await asking
+        assert [each.node for each in board.orchestrator.pipeline_for(request(), DistributedChatParams())] == [NEAR]
+
+    run(refresh())
 
 
 def links(**slow: float) -> Links:
