@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from potluck.orchestrator.request import GenerationSettings
     from potluck.wire.messages import Stage
 
-CODECS = ("fp32", "fp16", "int8")
+CODECS = ("auto", "fp32", "fp16", "int8")
 
 
 @dataclass(frozen=True)
