@@ -25,7 +25,7 @@ _HEADS, _ALL = "`up`, `join`", "`ask --via`, `up`, `join`"
 KEYS = (
     Key("enabled", "Typing `potluck up` or `join` switches this machine on; `false` written here keeps it off.", _ALL),
     Key("backend", "How a model is split: by layers. There is no other way yet, so any other name is refused.", _ALL),
-    Key("max_shards_per_request", "At most so many machines in one answer's pipeline (1 to 64).", _ALL),
+    Key("max_shards_per_request", "At most so many machines in one answer's pipeline (1 to 64); a swarm's plan has 16.", _ALL),
     Key(
         "shard_health_timeout_seconds",
         "How long a pipeline may stand still before a shard is replaced (0.1 to 3600); adverts hold four times as long, at least 10 s.",
