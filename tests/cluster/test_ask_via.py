@@ -71,6 +71,36 @@ def test_layers_that_nobody_holds_beside_the_heads_own_are_named(ask: Ask, swarm
     assert "no shard holds layer 5, 6, 7" in answer["error"]["message"]
 
 
+def test_what_travels_is_what_the_file_says_unless_the_command_line_says_otherwise(
+    ask: Ask, swarm: LocalSwarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    via = ("--via", ",".join(swarm.addresses), "--temperature", "1.5", "--seed", "5")
+    exact, coarse = ask(*via)[1]["tokens"], ask(*via, "--activation-dtype", "int8")[1]["tokens"]
+    assert exact != coarse
+    file = tmp_path / "config.toml"
+    file.write_text('[research.distributed_inference]\nactivation_dtype = "int8"\n')
+    monkeypatch.setenv("POTLUCK_CONFIG", str(file))
+    assert ask(*via)[1]["tokens"] == coarse
+    assert ask(*via, "--activation-dtype", "auto")[1]["tokens"] == exact
+    code, answer = ask(*via, "--activation-dtype", "fp8")
+    assert (code, answer["error"]["code"]) == (2, "bad_request")
+
+
+def test_ones_own_copy_steps_in_where_others_have_a_gap_unless_the_file_forbids_it(
+    ask: Ask, swarm: LocalSwarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HearthNet §5.4: `fallback_to_local`, with a copy that is loaded only when it comes to that."""
+    _, whole = ask("--via", ",".join(swarm.addresses))
+    code, answer = ask("--via", swarm.nodes[0].address)
+    assert (code, answer["tokens"]) == (0, whole["tokens"])
+    file = tmp_path / "config.toml"
+    file.write_text("[research.distributed_inference]\nfallback_to_local = false\n")
+    monkeypatch.setenv("POTLUCK_CONFIG", str(file))
+    code, answer = ask("--via", swarm.nodes[0].address)
+    assert (code, answer["error"]["code"]) == (1, "shard_unavailable")
+    assert "no shard holds layer 5, 6, 7" in answer["error"]["message"]
+
+
 def test_own_layers_need_a_copy_of_the_model(
     ask: Ask, swarm: LocalSwarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

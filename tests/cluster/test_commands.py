@@ -57,7 +57,11 @@ def test_status_shows_layers_processes_and_the_api(node: SwarmProcess, typed: Ty
     assert done.code == 0
     assert "only    ##############################" in done.out
     assert f"API http://{node.wait_until_up()['api']}/v1" in done.out
-    processes = typed("status", "--json").json()["processes"]
+    told = typed("status", "--json").json()
+    [health] = told["shard_health"]
+    assert (health["shard_id"], health["online"]) == (f"{node.node[:8]}:0-29", True)
+    assert 0 < health["p95_latency_ms"] < 10_000
+    processes = told["processes"]
     assert processes["daemon_pid"] == node.process.pid
     [worker] = processes["workers"]
     os.kill(worker["pid"], 0)  # it is there

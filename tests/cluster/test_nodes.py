@@ -68,6 +68,27 @@ def test_a_shard_loads_at_the_first_open_and_again_after_its_eviction(models_hom
     run(ask())
 
 
+def test_an_evicted_shard_is_still_online_and_loaded_when_start_returns(models_home: Path, tmp_path: Path) -> None:
+    async def start() -> None:
+        async with head_node([]) as node:
+            served(node, models_home)
+            [server] = node.shards
+            for _ in range(2):
+                await asyncio.wait_for(server.start(), 60)
+                assert server.info().is_loaded
+                await server.evict()
+                assert not server.info().is_loaded
+                assert (await server.health()).online  # it loads again for the next session
+        async with head_node([]) as node:
+            served(node, models_home, path=tmp_path / "gone.gguf")
+            for _ in range(2):
+                with pytest.raises(ShardUnavailable):
+                    await asyncio.wait_for(node.shards[0].start(), 60)
+            assert not (await node.shards[0].health()).online
+
+    run(start())
+
+
 def test_a_shard_with_a_session_is_not_evicted(models_home: Path) -> None:
     async def ask() -> None:
         async with head_node([]) as shard:

@@ -7,11 +7,15 @@ import pytest
 import typer
 
 from potluck.cli.main import app
+from potluck.gateway.admission import Tier
+from potluck.gateway.responding import ServiceSettings
+from potluck.testing.memory_answering import MemoryAnswering
+from tests.support.api import app_of, get
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+API = ROOT / "docs" / "api.md"
 FOR_USERS = [ROOT / "README.md", *sorted((ROOT / "docs" / "users").glob("*.md"))]
-# On their way; what is there goes from here.
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 _COMMAND = re.compile(r"(?:^|[`$;&(/]\s?|bin/|or `?|exec )potluck ([a-z]+)(?: ([a-z]+))?", re.MULTILINE)
@@ -84,6 +88,29 @@ def test_every_command_that_users_are_told_to_type_exists(document: Path) -> Non
 def test_every_piece_of_python_is_python(document: Path) -> None:
     for number, source in enumerate(re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)):
         compile(source, f"{name_of(document)}, piece {number}", "exec")
+
+
+def test_every_address_of_the_api_that_is_documented_is_there() -> None:
+    """The table's first row leaves out its base's `/v1`."""
+    app = app_of(MemoryAnswering())
+    rows = [line.split("|") for line in API.read_text().splitlines() if line.count("|") == 4]
+    cells = [("/v1" if base.strip().endswith("/v1`") else "", paths) for _, _, base, paths, _ in rows]
+    addresses = [base + path for base, paths in cells for path in re.findall(r"`(/[\w/.]+)`", paths)]
+    assert {"/v1/chat/completions", "/v1/messages/count_tokens", "/api/show", "/tokenize", "/metrics"} <= set(addresses)
+    statuses = {path: get(app, path).status_code for path in addresses}
+    assert {path for path, status in statuses.items() if status not in (200, 405)} == set()
+
+
+def test_the_figures_of_the_apis_document_are_the_codes() -> None:
+    text, limits = " ".join(API.read_text().split()), ServiceSettings()
+    assert f"`max_concurrent_requests` ({limits.admission.max_concurrent_requests}) run" in text
+    assert f"an answer has at most {limits.default_max_tokens:,} tokens" in text
+    assert f"a comment every {limits.keep_alive_s:.0f} s" in text
+    assert (limits.reader_patience_s, limits.admission.patience_s) == (60.0, 60.0)
+    assert "takes nothing of its answer for a minute" in text
+    assert "does not come within a minute" in text
+    for tier, share in zip(Tier, ("¼", "½", "1 ×", "2 ×"), strict=True):
+        assert re.search(rf"\| {tier.name.lower()}[^|]*\| {share} \|", text), tier
 
 
 def test_the_guides_name_commands_at_all() -> None:

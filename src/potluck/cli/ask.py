@@ -31,7 +31,7 @@ def ask(
     via: Annotated[str | None, typer.Option("--via", help="ADDR,ADDR,…: shards on other machines, spares too.")] = None,
     ring: Annotated[bool, typer.Option(help="Let the last shard feed the first directly.")] = True,
     codec: Annotated[
-        str | None, typer.Option("--activation-dtype", help="fp32 (the default), fp16 or int8 between shards.")
+        str | None, typer.Option("--activation-dtype", help="auto (fp32 here), fp32, fp16 or int8 between shards.")
     ] = None,
     own_layers: Annotated[
         str | None,

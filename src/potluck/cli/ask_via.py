@@ -1,11 +1,12 @@
 """`potluck ask --via`: the question goes over shards on other machines; prints text as it comes, and what happened to the shards."""
 
+import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from potluck.cli.console import counted, harmless, notice, one_line, print_json
-from potluck.core.errors import BadRequest, PipelineStalled, PotluckError, ShardUnavailable
+from potluck.core.errors import BadRequest, GenerationAborted
 from potluck.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -14,9 +15,9 @@ if TYPE_CHECKING:
     from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover
     from potluck.orchestrator.orchestrator import DistributedChatParams
     from potluck.orchestrator.request import GenerationSettings
-    from potluck.wire.messages import Codec, Stage
+    from potluck.wire.messages import Stage
 
-CODECS = ("fp32", "fp16", "int8")
+CODECS = ("auto", "fp32", "fp16", "int8")
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,11 @@ async def _ask(question: RemoteQuestion) -> None:
 
 
 async def _answer(model: "RemoteModel", question: RemoteQuestion, node: "Node") -> None:
-    params = _chat_params(question, node, await _serve_own(model, question))
+    params = _chat_params(question, await _serve_own(model, question))
+    if params.fallback_to_local and not params.own_layers:
+        _offer_own_copy(model, question)
     request = model.request(model.encode_chat(question.messages), question.params, question.max_tokens)
-    edges = [placed.stage.start for placed in node.orchestrator.pipeline_for(request, params)[1:]]
-    request = model.request(request.prompt, question.params, question.max_tokens, _codec(question), edges)
+    shard_count = len(node.orchestrator.pipeline_for(request, params))
     told = _Told(question.as_json, time.perf_counter())
     async for frame, text in model.generate(request, params):
         told.take(frame, text, time.perf_counter())
@@ -84,28 +86,21 @@ async def _answer(model: "RemoteModel", question: RemoteQuestion, node: "Node") 
     if question.as_json:
         return print_json({"model": model.info.model, "prompt_tokens": len(request.prompt), **told.report()})
     print(flush=True)
-    return notice(told.summary(len(edges) + 1))
+    return notice(told.summary(shard_count))
 
 
-def _chat_params(question: RemoteQuestion, node: "Node", own_layers: "tuple[Stage, ...]") -> "DistributedChatParams":
+def _chat_params(question: RemoteQuestion, own_layers: "tuple[Stage, ...]") -> "DistributedChatParams":
     from potluck.node.configuration_file import read_configuration
     from potluck.orchestrator.orchestrator import DistributedChatParams
 
     settings = read_configuration()
-    node.orchestrator.max_concurrent_pipelines = settings.max_concurrent_pipelines
     return DistributedChatParams(
         settings=question.generation_settings(settings.shard_health_timeout_seconds),
         fallback_to_local=settings.fallback_to_local,
         max_shards_per_request=settings.max_shards_per_request,
         own_layers=own_layers,
+        activation_dtype=question.codec or settings.activation_dtype,  # type: ignore[arg-type] # one of CODECS
     )
-
-
-def _codec(question: RemoteQuestion) -> "Codec":
-    from potluck.node.configuration_file import read_configuration
-
-    codec = question.codec or read_configuration().activation_dtype
-    return "fp32" if codec == "auto" else codec  # type: ignore[return-value] # one of CODECS, or a checked setting
 
 
 @dataclass
@@ -143,7 +138,7 @@ class _Told:
         from potluck.orchestrator.frames import PipelineAborted
 
         if isinstance(self.end, PipelineAborted):
-            raise _error_of(self.end.code, f"{self.end.message} (after {self.end.generated_tokens} tokens)")
+            raise GenerationAborted(self.end.code, f"{self.end.message} (after {self.end.generated_tokens} tokens)")
 
     def report(self) -> dict[str, object]:
         return {
@@ -194,5 +189,8 @@ async def _serve_own(model: "RemoteModel", question: RemoteQuestion) -> "tuple[S
     return await model.serve_own_layers(question.own_layers, open_store(), settings)
 
 
-def _error_of(code: str, message: str) -> PotluckError:
-    return PipelineStalled(message) if code == "pipeline_stalled" else ShardUnavailable(f"{code}: {message}")
+def _offer_own_copy(model: "RemoteModel", question: RemoteQuestion) -> None:
+    from potluck.cli.models import open_store
+    from potluck.node.serving import ServingSettings
+
+    model.offer_own_copy(open_store(), ServingSettings(threads=question.threads or os.cpu_count() or 1))

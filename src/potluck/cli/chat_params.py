@@ -34,16 +34,20 @@ def own_layers_of(text: str | None, store: "ModelStore", threads: int) -> "OwnLa
     return None if text is None else OwnLayers(text, store, ServingSettings(threads=threads))
 
 
-def limit_pipelines(orchestrator: "PipelineOrchestrator", settings: "GatewaySettings") -> "GatewaySettings":
-    """Where the file names `max_concurrent_pipelines`: requests wait in the API's queue rather than be refused behind it."""
+def configure_orchestrator(orchestrator: "PipelineOrchestrator", settings: "GatewaySettings") -> "GatewaySettings":
+    """The health time-out; and where the file names `max_concurrent_pipelines`, an API in whose queue requests wait for one."""
     import msgspec
 
     from potluck.node.configuration_file import configured_keys, read_configuration
+    from potluck.orchestrator.router import ShardHealthTracker
 
+    orchestrator.health = ShardHealthTracker(read_configuration().shard_health_timeout_seconds)
     if "max_concurrent_pipelines" not in configured_keys():
         return settings
     most = read_configuration().max_concurrent_pipelines
     orchestrator.max_concurrent_pipelines = most
     admission = settings.service.admission
-    fewer = msgspec.structs.replace(admission, max_concurrent_requests=min(admission.max_concurrent_requests, most))
+    fewer = msgspec.structs.replace(
+        admission, max_concurrent_requests=min(admission.max_concurrent_requests, most), max_sessions=most
+    )
     return msgspec.structs.replace(settings, service=msgspec.structs.replace(settings.service, admission=fewer))

@@ -21,8 +21,10 @@ def demo(
 ) -> None:
     """Start three nodes, ask, kill one with SIGKILL half way through, and compare with the undisturbed answer."""
     from potluck.net.loop import run
+    from potluck.node.configuration_file import require_enabled
     from potluck.testing.local_swarm import LocalSwarm, split_plan
 
+    require_enabled()
     entry = find_model(open_store(), model)
     say = _ignore if as_json else notice
     say(

@@ -29,8 +29,10 @@ def local(
     as_json: JsonOption = False,
 ) -> None:
     """Start several real nodes on loopback; Ctrl-C ends them all."""
+    from potluck.node.configuration_file import require_enabled
     from potluck.testing.local_swarm import LocalSwarm, split_plan
 
+    require_enabled()
     entry = find_model(open_store(), model)
     if swarm:
         return run_local_swarm(entry.id, entry.layer_count, nodes, threads, api, as_json)

@@ -7,11 +7,11 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from potluck.cli.api_options import ApiOptions
-from potluck.cli.chat_params import api_params, limit_pipelines, own_layers_of
+from potluck.cli.chat_params import api_params, configure_orchestrator, own_layers_of
 from potluck.cli.console import make_progress, notice, print_json
 from potluck.cli.models import open_store
 from potluck.core.errors import BadRequest, PeerRefused, PotluckError
@@ -56,11 +56,12 @@ class SwarmOptions:
 
 
 async def run_swarm_node(options: SwarmOptions, invite: "Invite | None" = None) -> None:
-    from potluck.node.configuration_file import require_enabled
+    from potluck.node.configuration_file import may_serve_shards, require_enabled
     from potluck.node.identity_file import own_key, own_run_file
 
     began_s = time.monotonic()
     require_enabled()
+    options = replace(options, serves=options.serves and may_serve_shards())
     if len(options.name) > _MOST_NAME_CHARACTERS:
         raise BadRequest(f"--name has at most {_MOST_NAME_CHARACTERS} characters")
     with own_run_file().held():  # before anything is founded or redeemed: two nodes of one home would be one twice
@@ -205,24 +206,24 @@ class _Session:
 
     def _settings(self, device: "DeviceFacts | None") -> "SwarmNodeSettings":
         from potluck.core.layers import LayerRange
-        from potluck.node.configuration_file import configured_keys, read_configuration
+        from potluck.node.configuration_file import read_configuration
         from potluck.node.identity_file import own_folder
         from potluck.node.machine import memory_budget_bytes, memory_total_bytes, parse_size, reading_bytes_per_s
         from potluck.node.own_statement import StewardSettings
         from potluck.node.serving import ServingSettings
         from potluck.node.swarm_node import SwarmNodeSettings
+        from potluck.swarm.adverts import advert_lifetime_s
 
         options, configuration = self._options, read_configuration()
         limit = parse_size(options.memory) if options.memory else None
         most = configuration.host.shard_max_vram_mb * 1_000_000
         budget = min(memory_budget_bytes(limit), most) if device is None else device.budget_bytes(limit or most)
-        serves = options.serves and (configuration.host.serve_shards or "host.serve_shards" not in configured_keys())
         pinned = LayerRange.parse(options.layers, self._layer_count()) if options.layers else None
         steward = StewardSettings(
-            name=options.name or _host_name(), is_serving=serves, device=device,
+            name=options.name or _host_name(), is_serving=options.serves, device=device,
             memory_total_bytes=memory_total_bytes() if device is None else device.total_bytes, memory_budget_bytes=budget,
             bytes_per_s=reading_bytes_per_s() if device is None else device.bytes_per_s,
-            lifetime_s=int(4 * configuration.shard_health_timeout_seconds), pinned=pinned, max_layers=options.max_layers,
+            lifetime_s=advert_lifetime_s(configuration.shard_health_timeout_seconds), pinned=pinned, max_layers=options.max_layers,
             serving=ServingSettings(
                 threads=options.threads, max_concurrent_streams=options.streams, device=options.device,
                 is_batch_invariant=options.is_batch_invariant, device_budget_bytes=None if device is None else budget,
@@ -273,7 +274,7 @@ class _Session:
         # In a swarm somebody else loads what was lost, and that takes its time: the stream stays open meanwhile.
         own = own_layers_of(self._options.own_layers, self._store, self._options.threads)
         answering = NodeAnswering(swarm.node, api_params(_HOLDER_WAIT_S), own)
-        settings = limit_pipelines(swarm.node.orchestrator, gateway_settings(api))
+        settings = configure_orchestrator(swarm.node.orchestrator, gateway_settings(api))
         gateway = GatewayServer(answering, settings, lambda app: add_administration(app, administration))
         return await self._serve_api(gateway, administration, api)
 

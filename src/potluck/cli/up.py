@@ -18,7 +18,7 @@ from potluck.cli.api_options import (
     started,
 )
 from potluck.cli.ask import find_model
-from potluck.cli.chat_params import api_params, limit_pipelines, own_layers_of
+from potluck.cli.chat_params import api_params, configure_orchestrator, own_layers_of
 from potluck.cli.console import JsonOption, notice, print_json
 from potluck.cli.models import open_store
 from potluck.cli.node_options import (
@@ -99,10 +99,14 @@ def up(
 ) -> None:
     """Bring this machine into its swarm (a new one the first time), and serve the API and the page; Ctrl-C ends it."""
     from potluck.net.loop import run
+    from potluck.node.configuration_file import may_serve_shards
     from potluck.node.identity_file import own_swarm_file
 
     chosen = api_options(api, allow_host, allow_origin)
     others = tuple(address.strip() for address in via.split(",")) if via else ()
+    if layers is not None and not may_serve_shards():
+        raise BadRequest("the configuration says serve_shards = false; change it, or leave out --layers")
+    serve = serve and may_serve_shards()
     is_explicit = bool(others) or (layers is not None and own_swarm_file().read() is None)
     if not is_explicit:
         if spare or metrics:
@@ -113,7 +117,7 @@ def up(
         )  # fmt: skip
         return run(run_swarm_node(swarm_options))
     if not serve and (chosen is None or not others):
-        raise BadRequest("with --no-serve there must be --via ADDR,… and an API: nothing else is left to do")
+        raise BadRequest("without serving there must be --via ADDR,… and an API: nothing else is left to do")
     address = listen or f"127.0.0.1:{DEFAULT_PORT}"
     if serve:
         _require_loopback(address, open_to_all)
@@ -176,7 +180,14 @@ async def _serve(options: UpOptions) -> None:
 def _add_shard(node: "Node", options: UpOptions) -> "ShardServer":
     from potluck.node.configuration_file import read_configuration
     from potluck.node.machine import parse_size
-    from potluck.node.serving import ServingSettings, parse_stage, random_model, read_stored_model, serve
+    from potluck.node.serving import (
+        ServingSettings,
+        parse_stage,
+        random_model,
+        read_stored_model,
+        serve,
+        within_memory,
+    )
     from potluck.weights.random_checkpoint import is_random
 
     if options.model is not None and is_random(options.model):
@@ -185,16 +196,20 @@ def _add_shard(node: "Node", options: UpOptions) -> "ShardServer":
         store = open_store()
         stored = read_stored_model(store, find_model(store, options.model).id)
     host = read_configuration().host
+    budget = parse_size(options.memory) if options.memory else host.shard_max_vram_mb * 1_000_000
     settings = ServingSettings(
         threads=options.threads,
         device=options.device,
         is_batch_invariant=options.is_batch_invariant,
-        device_budget_bytes=parse_size(options.memory) if options.memory else host.shard_max_vram_mb * 1_000_000,
+        device_budget_bytes=budget,
         max_concurrent_streams=options.streams,
         is_spare=options.is_spare,
         eviction_idle_s=host.shard_eviction_idle_seconds,
     )
-    return serve(node, stored, parse_stage(options.layers, stored.facts.layer_count), settings)
+    stage = parse_stage(options.layers, stored.facts.layer_count)
+    if options.device == "cpu":  # a GPU's worker looks after its own budget
+        settings = within_memory(stored, stage, settings, budget)
+    return serve(node, stored, stage, settings)
 
 
 async def _loaded(shard: "ShardServer", stopped: asyncio.Event) -> bool:
@@ -214,7 +229,7 @@ async def _start_api(node: "Node", api: ApiOptions, options: UpOptions) -> "Gate
     from potluck.gateway.server import GatewayServer
     from potluck.node.answering import NodeAnswering
 
-    settings = limit_pipelines(node.orchestrator, gateway_settings(api))
+    settings = configure_orchestrator(node.orchestrator, gateway_settings(api))
     own = own_layers_of(options.own_layers, open_store(), options.threads)
     gateway = GatewayServer(NodeAnswering(node, api_params(_HOLDER_WAIT_S), own), settings)
     return gateway if await started(gateway, api) else None

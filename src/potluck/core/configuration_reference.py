@@ -6,8 +6,6 @@ import msgspec
 
 from potluck.core.configuration import DistributedSettings, HostSettings
 
-_UNUSED = "accepted, without effect so far"
-
 
 class Key(NamedTuple):
     """`read_by`: the commands that follow it."""
@@ -26,24 +24,24 @@ class Variable(NamedTuple):
 _HEADS, _ALL = "`up`, `join`", "`ask --via`, `up`, `join`"
 KEYS = (
     Key("enabled", "Typing `potluck up` or `join` switches this machine on; `false` written here keeps it off.", _ALL),
-    Key("backend", "How a model is split: by layers.", _UNUSED),
-    Key("max_shards_per_request", "At most so many machines in one answer's pipeline (1 to 64).", _ALL),
+    Key("backend", "How a model is split: by layers. There is no other way yet, so any other name is refused.", _ALL),
+    Key("max_shards_per_request", "At most so many machines in one answer's pipeline (1 to 64); a swarm's plan has 16.", _ALL),
     Key(
         "shard_health_timeout_seconds",
-        "How long a pipeline may stand still before it is looked into; adverts hold four times as long (0.1 to 3600).",
+        "How long a pipeline may stand still before a shard is replaced (0.1 to 3600); adverts hold four times as long, at least 10 s.",
         _ALL,
     ),
     Key("fallback_to_local", "Whether this machine's own copy of a layer may step in.", _ALL),
     Key(
         "activation_dtype",
-        "What travels between shards: `fp32`, `fp16`, `int8`; `auto`: `fp32`, but `fp16` over 20 ms of round trip.",
+        "What travels between shards: `fp32`, `fp16`, `int8`; `auto`: `fp32`, but `fp16` in a swarm over 20 ms of round trip.",
         _ALL,
     ),
     Key("allow_self_as_shard", "Whether the asking machine's own shards count as any other's; else they come last.", _HEADS),
     Key(
         "max_concurrent_pipelines",
-        "Answers at once (1 to 1024); more are refused. Of an API only where it is written here; more wait in its queue.",
-        _ALL,
+        "Answers at once (1 to 1024), of an API only where it is written here: further requests wait in its queue.",
+        _HEADS,
     ),
     Key("host.serve_shards", "`false` written here: this machine only asks, as with `--no-serve`.", _HEADS),
     Key(

@@ -15,8 +15,9 @@ PotluckError
 ├── MethodNotAllowed           method_not_allowed
 ├── NotOffered                 not_offered            an address that other servers have and this one does not
 ├── QueueFull                  queue_full             more requests wait than may
-├── Overloaded                 overloaded             waited too long for a turn, or memory for requests is used up
+│   └── Overloaded             overloaded             waited too long for a turn, or memory for requests is used up
 ├── GenerationAborted          (the frame's own)      a generation that ended early, with the code that its head gave
+├── NodeFailed                 (the node's own)       a node that was started beside this one ended instead
 ├── BadModelFile               bad_model_file         a model file lies, is cut short or is not supported; names file and field
 │   ├── UnknownArchitecture    unknown_architecture
 │   └── UnknownFormat          unknown_format         a tensor format we cannot compute with
@@ -144,6 +145,14 @@ class GenerationAborted(PotluckError):
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
+        self.code = code
+
+
+class NodeFailed(PotluckError):
+    """A node that another command started; `code` is what it ended with."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"a node did not start: {message}")
         self.code = code
 
 

@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount
 
-from potluck.core.errors import BadRequest, ExperimentalDisabled
+from potluck.core.errors import AccessDenied, BadRequest
 from potluck.gateway.page_files import ASSET_PREFIX, PageFiles
 from potluck.gateway.page_state import ChaosReply, ChaosRequest, InviteReply, InviteRequest, NewsItem, PageState
 from potluck.gateway.surface import sse, sse_comment
@@ -72,7 +72,7 @@ def add_administration(app: FastAPI, node: Administration) -> None:
 
     async def chaos(request: Request) -> Response:
         if not node.allows_chaos:
-            raise ExperimentalDisabled("this node was not started with --chaos")
+            raise AccessDenied("this node was not started with --chaos")
         return _json(await node.chaos(await _body(request, ChaosRequest)))
 
     _add_routes(

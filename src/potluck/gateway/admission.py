@@ -27,6 +27,7 @@ class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int = 128
     max_waiting_per_client: int = 64
     patience_s: float = 60.0  # for a turn; then 503
+    max_sessions: int | None = None  # of all requests together, whatever their tier; None: as the tiers have it
 
 
 class Verdict(NamedTuple):
@@ -114,6 +115,7 @@ class Admission:
 
     def _fits(self, request: _Request) -> bool:
         cap = max(1, math.floor(request.tier.value * self.settings.max_concurrent_requests))
+        cap = cap if self.settings.max_sessions is None else min(cap, self.settings.max_sessions)
         return self._busy + request.cost <= cap or not self._running  # a large one alone is better than never
 
     def _start(self, request: _Request, now_s: float) -> None:

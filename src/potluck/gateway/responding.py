@@ -73,11 +73,11 @@ class Service:
     ) -> AsyncIterator[tuple[Run, Prepared]]:
         """Waits for a turn, prepares, and starts; the turn is given back when the block is left."""
         began_s = self.now_s()
-        cost = min(request.choice_count, MAX_PARALLEL_CHOICES)
-        async with self.gate.turn(caller.client, caller.tier, cost):
+        parallel = min(MAX_PARALLEL_CHOICES, self.settings.admission.max_sessions or MAX_PARALLEL_CHOICES)
+        async with self.gate.turn(caller.client, caller.tier, min(request.choice_count, parallel)):
             prepared = (await self._prepared(model, request, size_bytes)).owned_by(caller.client)
             await self._until_there_is_room(model, prepared.choices[0].request)
-            async with Run(model, prepared, self.now_s, label) as run:
+            async with Run(model, prepared, self.now_s, label, parallel) as run:
                 yield run, prepared
             self.figures.note(run.usage(), self.now_s() - began_s)
 

@@ -28,10 +28,14 @@ class _Ended:
 class Run:
     """`async with Run(…) as run`, then `await run.next()` until None. The first failure ends everything and is raised."""
 
-    def __init__(self, model: OpenModel, prepared: Prepared, now_s: Callable[[], float], label: str = "") -> None:
+    def __init__(
+        self, model: OpenModel, prepared: Prepared, now_s: Callable[[], float], label: str = "",
+        parallel: int = MAX_PARALLEL_CHOICES,
+    ) -> None:  # fmt: skip
+        """`parallel`: so many choices at once; the others follow."""
         self._model, self._prepared, self._now_s, self._label = model, prepared, now_s, label
         self._events: asyncio.Queue[Event | _Ended | Exception] = asyncio.Queue(_MAX_WAITING_EVENTS)
-        self._turns = asyncio.Semaphore(MAX_PARALLEL_CHOICES)
+        self._turns = asyncio.Semaphore(parallel)
         self._tasks: list[asyncio.Task[None]] = []
         self._left = len(prepared.choices)
         self._began_s = now_s()

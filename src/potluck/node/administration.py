@@ -198,6 +198,7 @@ class NodeAdministration(Administration):
             "addresses": self._swarm.steward.statement.addresses,
             "processes": self._processes(),
             "peers": self._peers(),
+            "shard_health": self._swarm.node.orchestrator.shard_health(),
             "discovery": self._discovery(),
         }  # fmt: skip
 

@@ -7,7 +7,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from potluck.core.errors import BadRequest, ContextLengthExceeded, PotluckError, ShardUnavailable, WeightsMismatch
+from potluck.core.errors import (
+    BadRequest,
+    ContextLengthExceeded,
+    ModelNotFound,
+    PotluckError,
+    ShardUnavailable,
+    WeightsMismatch,
+)
 from potluck.core.exactness import Exactness, exactness_of
 from potluck.core.grammar import Grammar
 from potluck.core.model_facts import ModelFacts
@@ -19,6 +26,7 @@ from potluck.node.serving import (
     check_tokenizer,
     own_copy,
     parse_own_layers,
+    parse_stage,
     read_stored_model,
     serve,
 )
@@ -89,7 +97,9 @@ class RemoteModel:
         offers = node.orchestrator.store.models()
         fitting = [info for (model, _), info in offers.items() if name in (None, model)]
         if not fitting:
-            raise ShardUnavailable(f"nobody there serves {name or 'any model'}")
+            if offers:
+                raise ModelNotFound(f"nobody there serves {name}; there is {', '.join(sorted({m for m, _ in offers}))}")
+            raise ShardUnavailable("nobody there serves any model")
         names = sorted({info.model for info in fitting})
         is_one = len({info.weights_sha256 for info in fitting}) == 1  # whatever its holders call it
         if len(names) > 1 and not is_one:
@@ -114,6 +124,15 @@ class RemoteModel:
         servers = [serve(self._node, stored, stage, settings) for stage in own]
         await asyncio.gather(*(server.start() for server in servers))
         return own
+
+    def offer_own_copy(self, store: ModelStore, settings: ServingSettings) -> bool:
+        """Where this machine has the same weights, all of them: they are used when others fail, and not loaded before."""
+        entry = store.find_weights(self.info.weights_sha256)
+        if entry is None or entry.format == "partial":
+            return False
+        stored = msgspec.structs.replace(read_stored_model(store, entry.id), id=self.info.model)
+        serve(self._node, stored, parse_stage(None, self.facts.layer_count), settings)
+        return True
 
     def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
         return self.tokenizer.encode_prompt(self.template.render(messages))

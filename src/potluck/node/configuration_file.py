@@ -36,6 +36,11 @@ def require_enabled() -> None:
         raise ExperimentalDisabled(f"{configuration_path()} says enabled = false; change it, or take the line out")
 
 
+def may_serve_shards() -> bool:
+    """Whether this machine may hold layers; the default of `host.serve_shards` does not count, as typing `potluck up` is enough."""
+    return read_configuration().host.serve_shards or "host.serve_shards" not in configured_keys()
+
+
 def configured_keys() -> frozenset[str]:
     """The keys that the file names: only what somebody wrote down can switch off what a command switches on."""
     data = configuration_bytes()

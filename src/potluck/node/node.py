@@ -53,6 +53,7 @@ _LOG = logging.getLogger(__name__)
 _HOUSEKEEPING_S = 5.0
 _SWARM_FILE_S = 1.0
 _MAX_OWNERS = 1 << 14
+_MAX_CALLERS = 1024  # with a name of their own in the metrics
 
 
 class ServedModel:
@@ -86,6 +87,7 @@ class Node:
         self._housekeeping: asyncio.Task[None] | None = None
         self._swarm_keeping: asyncio.Task[None] | None = None
         self._counted: dict[str, int] = {}  # what the page has shown so far
+        self._callers: set[bytes] = set()
         self.allows_chaos = False
         self.on_swarm_message: Callable[[bytes, SwarmMessage], None] = self._no_swarm
         self.on_peer_lost: Callable[[bytes, str], None] = lambda node, reason: None
@@ -249,8 +251,14 @@ class Node:
         if len(self._owners) >= _MAX_OWNERS:  # sessions that were refused are there too, until the next look
             self._forget_ended_sessions()
         self._owners.setdefault(message.session, server)
-        self.metrics.requests.labels(caller=sender.hex()[:16]).inc()
+        self.metrics.requests.labels(caller=self._caller(sender)).inc()
         return server.deliver(sender, message, body)
+
+    def _caller(self, sender: bytes) -> str:
+        """As the metrics name it. Without a swarm everybody may make up ids: after the first so many they are one."""
+        if len(self._callers) < _MAX_CALLERS:
+            self._callers.add(sender)
+        return sender.hex()[:16] if sender in self._callers else "others"
 
     def _refuse(self, sender: bytes, message: Open, error: PotluckError) -> None:
         self._send(SendTo(sender, None, Refused(message.session, message.epoch, error.code, str(error))))

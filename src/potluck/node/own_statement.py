@@ -10,7 +10,16 @@ from potluck.core.layers import LayerRange
 from potluck.core.limits import ARITHMETIC_VERSION
 from potluck.node.duty import ModelDuty
 from potluck.node.serving import ServingSettings
-from potluck.swarm.adverts import MAX_HELD, MAX_SHARDS, MAX_SPEEDS, Advert, HeldWeights, LayerSpeed, LinkFigures
+from potluck.swarm.adverts import (
+    ADVERT_LIFETIME_S,
+    MAX_HELD,
+    MAX_SHARDS,
+    MAX_SPEEDS,
+    Advert,
+    HeldWeights,
+    LayerSpeed,
+    LinkFigures,
+)
 from potluck.swarm.steady_figure import SteadyFigure
 from potluck.swarm.upkeep import ShardPhase
 from potluck.wire.messages import ShardInfo
@@ -26,7 +35,7 @@ class StewardSettings(msgspec.Struct, frozen=True, kw_only=True):
     memory_total_bytes: int
     memory_budget_bytes: int
     bytes_per_s: float
-    lifetime_s: int = 120
+    lifetime_s: int = ADVERT_LIFETIME_S
     pinned: LayerRange | None = None
     max_layers: int = 0
     serving: ServingSettings = ServingSettings()

@@ -22,7 +22,7 @@ from potluck.weights.manifest import Manifest, decode_manifest, tokenizer_sha256
 from potluck.weights.partial_model import held_units
 from potluck.weights.random_checkpoint import open_random
 from potluck.weights.store import ModelStore
-from potluck.weights.units import held_of, ranges_of, shown_units, stage_units
+from potluck.weights.units import held_of, ranges_of, shown_units, stage_units, unit_of
 from potluck.wire.messages import Stage
 from potluck.wire.worker_settings import WorkerSettings
 
@@ -136,6 +136,19 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "cpu"  # or "cuda", "cuda:1"
     device_budget_bytes: int | None = None  # what a shard may take of a GPU, weights and KV; None: what is free
     is_batch_invariant: bool = False
+
+
+def within_memory(model: StoredModel, stage: Stage, settings: ServingSettings, budget_bytes: int) -> ServingSettings:
+    """With so much KV as the weights leave of a budget. Raises BadRequest where they leave nothing."""
+    units = set(stage_units(model.facts, stage))
+    weight_bytes = sum(tensor.size_bytes for name, tensor in model.tensors.items() if unit_of(name) in units)
+    if weight_bytes >= budget_bytes:
+        raise BadRequest(
+            f"{shown_units(units, model.facts.layer_count)} of {model.id} take {weight_bytes / 1e6:.1f} MB, and shards may have "
+            f"{budget_bytes / 1e6:.1f} MB (--memory, host.shard_max_vram_mb); serve fewer, or allow more"
+        )
+    kv_bytes = min(settings.kv_budget_bytes, budget_bytes - weight_bytes)
+    return msgspec.structs.replace(settings, kv_budget_bytes=kv_bytes)
 
 
 def vram_mb(model: StoredModel, stage: Stage, settings: ServingSettings) -> int:

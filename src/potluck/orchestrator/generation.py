@@ -363,7 +363,7 @@ class Generation:
         self._troubles.last_refusal = (message.code, message.message)
         if message.code in UNFIT:
             self._blame.distrust(stage.placed.node)
-        return self._fail([stage], f"refused: {message.message}", now_s, is_gone=False)
+        return self._fail([stage], f"refused: {message.message}", now_s, message.code, is_gone=False)
 
     def _fail(
         self, stages: Sequence[HeadStage], reason: str, now_s: float, code: str = "shard_unavailable", *,

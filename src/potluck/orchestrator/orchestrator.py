@@ -12,8 +12,9 @@ from typing import Literal
 
 import msgspec
 
-from potluck.core.errors import BadRequest, PotluckError, ShardsFull, ShardUnavailable
-from potluck.core.limits import ARITHMETIC_VERSION
+from potluck.core.errors import BadRequest, LinkClosed, PotluckError, ShardsFull, ShardUnavailable
+from potluck.core.limits import ARITHMETIC_VERSION, MAX_SHARDS_PER_REQUEST
+from potluck.core.shard_health import ShardHealth
 from potluck.net.peers import PeerLinks
 from potluck.orchestrator.frames import (
     Finished,
@@ -51,6 +52,7 @@ from potluck.wire.messages import (
 
 _ANSWER_TIMEOUT_S = 5.0
 _RETRY_S = 0.5
+_REFRESH_S = 2.0  # between questions how busy those are that were named by address
 _SLOW_HOP_S = 0.01  # one way: no LAN, so bytes are dear there
 
 
@@ -59,7 +61,7 @@ class DistributedChatParams(msgspec.Struct, frozen=True, kw_only=True):
 
     settings: GenerationSettings = GenerationSettings()
     fallback_to_local: bool = True
-    max_shards_per_request: int = 16
+    max_shards_per_request: int = MAX_SHARDS_PER_REQUEST
     own_layers: tuple[Stage, ...] = ()  # this node's own ends of the model, which it serves itself
     own_arithmetic: int = ARITHMETIC_VERSION  # that it computes them by
     pipeline: tuple[Placed, ...] = ()  # exactly these stages, instead of a choice
@@ -73,6 +75,11 @@ class DistributedChatParams(msgspec.Struct, frozen=True, kw_only=True):
     def own_place(self) -> Literal["last", "equal"]:
         return "equal" if self.allow_self_as_shard else "last"
 
+    @property
+    def allows_own(self) -> bool:
+        """Whether this node's own shards may be used at all."""
+        return self.fallback_to_local or self.allow_self_as_shard
+
 
 class Running:
     """One generation and its reader."""
@@ -85,7 +92,7 @@ class Running:
         self.timer_s = 0.0
         self._began_s = self._first_s = time.monotonic()
         self._tokens = 0
-        self._has_fallen_back = False
+        self._has_fallen_back = self._has_told_formed = False
 
     def drop_timer(self) -> None:
         if self.timer is not None:
@@ -95,12 +102,14 @@ class Running:
     def note(self, frame: StreamFrame, metrics: Metrics) -> None:
         """Counts what a frame tells; nothing of its content."""
         now = time.monotonic()
+        if self.generation.formed_s is not None and not self._has_told_formed:
+            self._has_told_formed = True
+            metrics.pipeline_construct_ms.observe((self.generation.formed_s - self._began_s) * 1000)
         if isinstance(frame, TokenDelta):
             self._tokens += 1
             if self._tokens == 1:
                 self._first_s = now
                 metrics.first_token_ms.observe((now - self._began_s) * 1000)
-                metrics.pipeline_construct_ms.observe(((self.generation.formed_s or now) - self._began_s) * 1000)
         elif isinstance(frame, ShardFailover):
             metrics.failovers.inc()
             metrics.failover_pause_ms.observe(frame.pause_ms)
@@ -150,7 +159,7 @@ class PipelineOrchestrator:
         self._answers: dict[tuple[bytes, int], asyncio.Future[tuple[Message, bytes]]] = {}
         self._nonce = 0
         self._addresses: dict[str, bytes | None] = {}
-        self._retrying: asyncio.Task[None] | None = None
+        self._looking: list[asyncio.Task[None]] = []
 
     def __repr__(self) -> str:
         return f"<PipelineOrchestrator {len(self._running)} running, {self.store!r}>"
@@ -159,6 +168,10 @@ class PipelineOrchestrator:
     def pipelines(self) -> tuple[tuple[Placed, ...], ...]:
         """The stages of each generation that runs now, oldest first."""
         return tuple(running.generation.stages for running in self._running)
+
+    def shard_health(self) -> list[ShardHealth]:
+        """Of every shard that has taken part in an answer of this node."""
+        return self.health.all(time.monotonic())
 
     def watched(self) -> list[Watched]:
         """The generations that run now, oldest first."""
@@ -192,8 +205,9 @@ class PipelineOrchestrator:
     async def connect(self, addresses: Sequence[str]) -> list[Described]:
         """Links to these addresses and asks what they serve. Those that cannot be reached are tried again later."""
         answers = await asyncio.gather(*(self._try(address) for address in addresses))
-        if self._retrying is None:
-            self._retrying = asyncio.get_running_loop().create_task(self._retry())
+        if not self._looking:
+            loop = asyncio.get_running_loop()
+            self._looking = [loop.create_task(self._retry()), loop.create_task(self._keep_fresh())]
         found = [answer for answer in answers if answer is not None]
         if not found:
             raise ShardUnavailable(f"none of {', '.join(addresses)} can be reached")
@@ -222,6 +236,24 @@ class PipelineOrchestrator:
                     if answer is not None:
                         self._returned(answer.node)
 
+    async def _keep_fresh(self) -> None:
+        """Who is full, and how long queues are, was true when they said so. (In a swarm adverts tell it.)"""
+        while True:
+            await asyncio.sleep(_REFRESH_S)
+            known = [(address, node) for address, node in self._addresses.items() if node is not None]
+            await asyncio.gather(*(self._refresh(address, node) for address, node in known))
+
+    async def _refresh(self, address: str, node: bytes) -> None:
+        if not self._links.is_linked(node):
+            return
+        try:
+            answer, _ = await self.ask(node, Describe)
+        except (PotluckError, TimeoutError):
+            return  # whoever uses it will find out
+        is_on_offer = self.store.offer_of(node) is not None
+        if is_on_offer and isinstance(answer, Described) and answer.node == node:
+            self.store.put(node, address, answer)
+
     def offer(self, offers: Sequence[tuple[bytes, str, Described, bool]]) -> None:
         """Everything that is on offer now: node, address, what it serves, whether it is this node. The swarm's view feeds it.
 
@@ -241,7 +273,7 @@ class PipelineOrchestrator:
             self._carry_out(running)
 
     async def ask(self, node: bytes, question: Callable[[int], Message]) -> tuple[Message, bytes]:
-        """One request and its answer. Raises TimeoutError; a Failed answer is raised as what it says."""
+        """One request and its answer. Raises TimeoutError, LinkClosed; a Failed answer is raised as what it says."""
         self._nonce += 1
         nonce = self._nonce
         future: asyncio.Future[tuple[Message, bytes]] = asyncio.get_running_loop().create_future()
@@ -355,18 +387,22 @@ class PipelineOrchestrator:
         placed = pick_pipeline(reachable, own, request.layer_count, rules)
         placed = placed or pick_pipeline(candidates, own, request.layer_count, rules)
         if placed is None:
-            raise self._why_not(request, candidates, own, params.max_shards_per_request)
+            raise self._why_not(request, params, candidates, own)
         return placed
 
     def _why_not(
-        self, request: GenerationRequest, candidates: list[Candidate], own: list[Placed], max_shards: int
+        self, request: GenerationRequest, params: DistributedChatParams, candidates: list[Candidate], own: list[Placed]
     ) -> PotluckError:
         """Which rule stood in the way, where it was not a missing layer."""
         cover = cover_around(candidates, own, request.layer_count)
         if cover is None:
-            return self.store.gap(request.model, request.weights_sha256, request.layer_count)
-        if len(cover) > max_shards:
-            return ShardUnavailable(f"{len(cover)} shards would be needed; at most {max_shards} may be used")
+            return self.store.gap(
+                request.model, request.weights_sha256, request.layer_count, allows_own=params.allows_own
+            )
+        if len(cover) > params.max_shards_per_request:
+            return ShardUnavailable(
+                f"{len(cover)} shards would be needed; at most {params.max_shards_per_request} may be used"
+            )
         return ShardsFull(f"every holder of some layers of {request.model} has as many streams as it takes")
 
     def _rules(self, request: GenerationRequest, params: DistributedChatParams) -> RouteRules:
@@ -430,6 +466,9 @@ class PipelineOrchestrator:
 
     def on_lost(self, node: bytes, reason: str) -> None:
         self._kept.forget(node)
+        for (asked, _), answer in self._answers.items():
+            if asked == node and not answer.done():
+                answer.set_exception(LinkClosed(f"{node.hex()[:8]} was lost before it answered: {reason}"))
         now = time.monotonic()
         for running in list(self._running):
             running.generation.on_lost(node, reason, now)
@@ -459,9 +498,9 @@ class PipelineOrchestrator:
         self._carry_out(running)
 
     async def close(self) -> None:
-        if self._retrying is not None:
-            self._retrying.cancel()
-            await asyncio.gather(self._retrying, return_exceptions=True)
+        for task in self._looking:
+            task.cancel()
+        await asyncio.gather(*self._looking, return_exceptions=True)
 
 
 def _rounded(

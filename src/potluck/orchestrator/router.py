@@ -88,7 +88,7 @@ class ShardRouter:
         if placed is None and greedy_cover(others, wanted) is not None:
             raise ShardUnavailable(f"every holder of some layers of {info.model} has as many streams as it takes")
         if placed is None:
-            raise self._store.gap(info.model, info.weights_sha256, info.layer_count)
+            raise self._store.gap(info.model, info.weights_sha256, info.layer_count, allows_own=allows_own)
         if len(placed) > self._settings.max_shards_per_request:
             raise ShardUnavailable(
                 f"{len(placed)} shards would be needed, more than {self._settings.max_shards_per_request}"
@@ -135,6 +135,10 @@ class ShardHealthTracker:
 
     def p95_latency_ms(self, shard_id: str) -> float:
         return self._latencies[shard_id].p95_ms if shard_id in self._latencies else 0.0
+
+    def all(self, now_s: float) -> list[ShardHealth]:
+        """Of every shard that gave anything, whoever was heard of last comes last."""
+        return [health for shard_id in self._seen_s if (health := self.health(shard_id, now_s)) is not None]
 
     def health(self, shard_id: str, now_s: float, queue_depth: int = 0) -> ShardHealth | None:
         """What is known of a shard; None where it never gave anything."""

@@ -7,6 +7,7 @@ from typing import Literal
 
 from potluck.core.errors import ShardUnavailable, WeightsMismatch
 from potluck.core.exactness import KNOWN_ARITHMETICS
+from potluck.net.addresses import may_be_near
 from potluck.planner.cover import Candidate
 from potluck.wire.messages import Described, ShardInfo
 
@@ -23,6 +24,7 @@ class ShardStore:
         self._offers: dict[bytes, tuple[str, Described]] = {}
         self._heard_at: dict[bytes, datetime] = {}  # for people; nothing is decided by it
         self._own: set[bytes] = set()
+        self._far: set[bytes] = set()  # at public addresses: used where nobody on the LAN is as idle
         self._suspected_until_s: dict[bytes, float] = {}
         # Streams that this node's own generations hold, by node and weights: now, and when that node last said how many it has.
         # What it says is some seconds old, and a burst of requests must not all go to the shard that was idle before it.
@@ -36,6 +38,7 @@ class ShardStore:
         self._offers[node] = (address, described)
         self._streams_then[node] = Counter({key: count for key, count in self._streams.items() if key[0] == node})
         self._heard_at[node] = datetime.now(UTC)
+        (self._far.discard if may_be_near(address) else self._far.add)(node)
         self.clear_suspicion(node)
         if is_own:
             self._own.add(node)
@@ -56,6 +59,7 @@ class ShardStore:
     def remove(self, node: bytes) -> None:
         self._offers.pop(node, None)
         self._heard_at.pop(node, None)
+        self._far.discard(node)
         self._streams_then.pop(node, None)
 
     def begin_streams(self, nodes: Iterable[bytes], weights_sha256: str) -> None:
@@ -118,24 +122,28 @@ class ShardStore:
                         depth += _OWN_APART
                     found.append(
                         Candidate(
-                            node, address, info.stage, depth, info.step_us, is_local=True,
+                            node, address, info.stage, depth, info.step_us, is_local=node not in self._far,
                             streams=self._streams_of(node, info), max_streams=info.max_streams,
                             is_spare=info.is_spare, arithmetic=info.arithmetic,
                         )
                     )  # fmt: skip
         return found
 
-    def gap(self, model: str, weights_sha256: str, layer_count: int) -> WeightsMismatch | ShardUnavailable:
+    def gap(
+        self, model: str, weights_sha256: str, layer_count: int, *, allows_own: bool = True
+    ) -> WeightsMismatch | ShardUnavailable:
         """Why there is no pipeline: which layers nobody holds, or that other weights are on offer under that name."""
         held = [False] * layer_count
         names = {i.weights_sha256 for _, d in self._offers.values() for i in d.shards if i.model == model}
-        for _, described in self._offers.values():
+        for node, (_, described) in self._offers.items():
             for info in described.shards:
-                if info.weights_sha256 == weights_sha256:
+                if info.weights_sha256 == weights_sha256 and (allows_own or node not in self._own):
                     for layer in range(info.stage.start, min(info.stage.stop, layer_count)):
                         held[layer] = True
         if names and weights_sha256 not in names and not any(held):
             return WeightsMismatch(f"nobody holds {model} with weights {weights_sha256[:12]}")
         missing = [str(layer) for layer, is_held in enumerate(held) if not is_held]
         what = f"holds layer {', '.join(missing)} of" if missing else "has the ends of"
-        return ShardUnavailable(f"no shard {what} {model}")
+        is_forbidden = not allows_own and not self._own.isdisjoint(self.holders(weights_sha256))
+        own = "; this machine's own may not be used (fallback_to_local, allow_self_as_shard)" if is_forbidden else ""
+        return ShardUnavailable(f"no shard {what} {model}{own}")

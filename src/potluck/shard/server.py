@@ -81,6 +81,8 @@ class ShardServer:
         Raises OutOfDeviceMemory, DeviceUnavailable or, for any other reason that they cannot be loaded, ShardUnavailable.
         """
         self._failure = None
+        if not self.core.state.is_loaded:
+            self._settled.clear()  # it may have been loaded before, and evicted, or not have been to be had
         self.core.load()
         self._carry_out()
         await self._settled.wait()
@@ -156,7 +158,6 @@ class ShardServer:
             self._last_latencies.note(latency_ms)
 
     def _on_worker_lost(self, reason: str) -> None:
-        self._settled.clear()
         self.core.on_worker_lost(reason)
         self._carry_out()
 
@@ -188,14 +189,15 @@ class ShardServer:
         )  # fmt: skip
 
     async def health(self) -> ShardHealth:
+        """Online: it takes sessions, as one that is loaded does, or one that was evicted and loads again for the next."""
         state = self.core.state
+        is_online = state.is_loaded or not (self._failure is not None or self.supervisor.needs_attention)
         self._note_latencies()
         latency_ms = self._last_latencies.p95_ms
-        return ShardHealth(self.shard_id, state.is_loaded, datetime.now(UTC), latency_ms, state.queue_depth)
+        return ShardHealth(self.shard_id, is_online, datetime.now(UTC), latency_ms, state.queue_depth)
 
     def evict_if_idle(self) -> None:
-        if self.core.evict_if_idle(time.monotonic()):
-            self._settled.clear()
+        self.core.evict_if_idle(time.monotonic())
         self._carry_out()
 
     async def evict(self) -> None:

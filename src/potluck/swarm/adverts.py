@@ -4,6 +4,7 @@ An advert says how long it holds, never when it was made: whoever receives it co
 """
 
 import hashlib
+import math
 from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
@@ -17,7 +18,7 @@ from potluck.identity.signed import Signed, sign
 from potluck.wire.messages import RECORD_KEY_BYTES, Address, Counting, Layer, Microseconds, Name, NodeId, ShardInfo
 
 ADVERT = "advert"
-ADVERT_LIFETIME_S = int(4 * DISTRIBUTED_SHARD_HEALTH_TIMEOUT_S)
+_LEAST_LIFETIME_S = 10  # what holds for less could expire on its way through a large swarm
 MAX_LIFETIME_S = 4 * 3600  # four times the longest health timeout that a configuration may name
 MAX_ADVERT_BYTES = 16 << 10
 MAX_COUNT = 1 << 40
@@ -27,6 +28,14 @@ _CACHED, _CACHED_BYTES = 1 << 13, 32 << 20
 CPU = "cpu"
 
 Bytes = Annotated[int, Meta(ge=0, lt=1 << 62)]
+
+
+def advert_lifetime_s(health_timeout_s: float) -> int:
+    """Four times the health time-out, as HearthNet §5.1 has it."""
+    return max(_LEAST_LIFETIME_S, math.ceil(4 * health_timeout_s))
+
+
+ADVERT_LIFETIME_S = advert_lifetime_s(DISTRIBUTED_SHARD_HEALTH_TIMEOUT_S)
 
 
 class HeldWeights(msgspec.Struct, frozen=True, array_like=True):

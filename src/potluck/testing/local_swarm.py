@@ -16,7 +16,7 @@ from types import TracebackType
 
 import msgspec
 
-from potluck.core.errors import PotluckError
+from potluck.core.errors import NodeFailed, PotluckError
 
 _START_TIMEOUT_S = 180.0
 _LAST_WORDS = 8  # lines of a log that an error quotes
@@ -94,7 +94,10 @@ class LocalProcess:
             self._log.flush()
             last = Path(self._log.name).read_text(errors="replace").strip().splitlines()[-_LAST_WORDS:]
             raise PotluckError(f"a node did not start: {' | '.join(last) or 'no reason given'}")
-        self.announcement = msgspec.json.decode(line, type=Announcement)
+        said = msgspec.json.decode(line)
+        if "error" in said:
+            raise NodeFailed(said["error"]["code"], said["error"]["message"])
+        self.announcement = msgspec.convert(said, Announcement)
         return self.announcement
 
     def signal(self, number: int) -> None:

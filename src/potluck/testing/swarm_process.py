@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from potluck.core.errors import PotluckError
+from potluck.core.errors import NodeFailed, PotluckError
 from potluck.testing.host_client import HostClient
 
 _COMMAND_TIMEOUT_S = 60.0
@@ -69,7 +69,7 @@ class SwarmProcess:
         self.wait(lambda: any("node" in event or "error" in event for event in list(self.events)), timeout_s)
         announced = next(event for event in self.events if "node" in event or "error" in event)
         if "error" in announced:
-            raise PotluckError(f"the node did not start: {announced['error']}")
+            raise NodeFailed(announced["error"]["code"], announced["error"]["message"])
         return announced
 
     @property

@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from potluck.core.errors import Overloaded, QueueFull
 from potluck.gateway.admission import Admission, AdmissionSettings, Tier
 from potluck.gateway.gate import Gate
+from potluck.gateway.responding import ServiceSettings
+from potluck.testing.memory_answering import MemoryAnswering
+from tests.support.api import MESSAGES, app_of, post
 
 
 def admission(**changes: int) -> Admission:
@@ -20,6 +23,23 @@ def test_each_tier_starts_up_to_its_share_and_then_waits(tier: Tier, most: int) 
     queue = admission()
     outcomes = [queue.arrive(ticket, "a", tier, 1, 0.0).outcome for ticket in range(most + 1)]
     assert outcomes == ["start"] * most + ["wait"]
+
+
+@pytest.mark.parametrize("tier", list(Tier))
+def test_no_tier_gets_past_the_sessions_that_there_are(tier: Tier) -> None:
+    queue = admission(max_sessions=2)
+    outcomes = [queue.arrive(ticket, "a", tier, 1, 0.0).outcome for ticket in range(4)]
+    assert outcomes == ["start", "start", "wait", "wait"]
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_choices_of_one_request_share_the_sessions_that_there_are(most: int) -> None:
+    answering = MemoryAnswering()
+    limits = ServiceSettings(admission=AdmissionSettings(max_sessions=most))
+    body = {"model": "memory", "messages": MESSAGES, "n": 4}
+    response = post(app_of(answering, limits), "/v1/chat/completions", body)
+    assert (response.status_code, len(response.json()["choices"])) == (200, 4)
+    assert answering.model.most_running == most
 
 
 def test_a_completion_starts_the_next_at_once() -> None:

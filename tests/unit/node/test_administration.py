@@ -7,12 +7,17 @@ from typing import Any
 import pytest
 
 from potluck.core.errors import BadRequest
-from potluck.gateway.administration import _events
+from potluck.gateway.administration import _events, add_administration
+from potluck.gateway.app import build_app
+from potluck.gateway.guarding import GuardSettings
 from potluck.gateway.page_state import ApiFacts, ChaosRequest, PageState, SwarmFacts
+from potluck.gateway.responding import Service, ServiceSettings
 from potluck.node.administration import NodeAdministration
 from potluck.swarm.duplicates import Duplicate
 from potluck.swarm.view import Seen, View
+from potluck.testing.memory_answering import MemoryAnswering
 from potluck.wire.messages import Chaos
+from tests.support.api import post
 from tests.support.link_ends import run_test
 from tests.support.swarm_records import KEYS, advert
 
@@ -46,6 +51,15 @@ def test_chaos_hits_a_node_that_is_there_and_is_refused_for_anything_else() -> N
         assert len(sent) == 1
 
     run_test(main())
+
+
+def test_without_the_switch_chaos_is_denied() -> None:
+    """Not `experimental_disabled`: that means that the node takes no part at all."""
+    calm: Any = SimpleNamespace(allows_chaos=False)
+    service = Service(MemoryAnswering(), ServiceSettings())
+    app = build_app(service, GuardSettings(), lambda app: add_administration(app, calm))
+    response = post(app, "/potluck/chaos", {})
+    assert (response.status_code, response.json()["error"]["code"]) == (403, "access_denied")
 
 
 def test_ids_that_two_machines_use_are_told() -> None:

@@ -476,7 +476,9 @@ def test_a_loss_while_an_epoch_is_being_formed_starts_another() -> None:
 def test_a_refusal_is_answered_by_another_choice() -> None:
     bench = HeadBench()
     bench.start()
-    bench.refuse(1)
+    bench.refuse(1, "kv_budget_exceeded")
+    [status] = [frame for frame in bench.frames if isinstance(frame, ShardStatus)]
+    assert (status.status, status.code, status.reason) == ("degraded", "kv_budget_exceeded", "refused: words")
     assert bench.places == [(1, 0, 2), (12, 3, 5), (3, 6, 7)]
     bench.answer_all()
     assert bench.generation.phase is Phase.FORMING or bench.to(Step)

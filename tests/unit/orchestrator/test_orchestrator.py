@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from potluck.core.errors import BadRequest, ShardUnavailable, WeightsMismatch
+from potluck.core.errors import BadRequest, LinkClosed, ShardsFull, ShardUnavailable, WeightsMismatch
 from potluck.core.sampling_params import SamplingParams
 from potluck.net.memory import MemoryNetwork
 from potluck.net.peers import PeerLinks
@@ -35,7 +35,8 @@ class Switchboard:
     def __init__(self, kind: type[PeerLinks] = PeerLinks) -> None:
         self.sent: list[SendTo] = []
         links = kind(HEAD, MemoryNetwork().transport(HEAD), lambda *_: None, lambda *_: None)
-        self.orchestrator = PipelineOrchestrator(HEAD, links, self.sent.append, Metrics())
+        self.metrics = Metrics()
+        self.orchestrator = PipelineOrchestrator(HEAD, links, self.sent.append, self.metrics)
 
     def take(self) -> list[SendTo]:
         sent, self.sent[:] = list(self.sent), []
@@ -101,6 +102,22 @@ def test_an_answer_counts_only_from_whoever_was_asked() -> None:
     run(answer())
 
 
+def test_a_question_to_a_node_that_is_lost_is_not_waited_for() -> None:
+    """pmetal's `Cancelled`: whoever waits is told when nobody can answer any more."""
+
+    async def lose() -> None:
+        board = Switchboard()
+        asked, other = (asyncio.ensure_future(board.orchestrator.ask(node, Describe)) for node in (SHARD, STRANGER))
+        await soon()
+        board.orchestrator.on_lost(SHARD, "reset")
+        with pytest.raises(LinkClosed, match="lost before it answered: reset"):
+            await asked
+        assert not other.done()
+        other.cancel()
+
+    run(lose())
+
+
 def test_a_failed_answer_is_raised_as_what_it_says() -> None:
     async def answer() -> None:
         board = Switchboard()
@@ -127,11 +144,13 @@ PARAMS = DistributedChatParams(settings=GenerationSettings(uses_ring=False), pip
 
 
 @asynccontextmanager
-async def chatting(board: Switchboard) -> AsyncIterator[tuple["asyncio.Task[list[StreamFrame]]", bytes]]:
+async def chatting(
+    board: Switchboard, count: int = 3
+) -> AsyncIterator[tuple["asyncio.Task[list[StreamFrame]]", bytes]]:
     """A chat in a task of its own, and its session, which is open."""
 
     async def collect() -> list[StreamFrame]:
-        return [frame async for frame in board.orchestrator.chat(request(), PARAMS)]
+        return [frame async for frame in board.orchestrator.chat(request(count), PARAMS)]
 
     task = asyncio.ensure_future(collect())
     await soon()
@@ -158,6 +177,56 @@ def test_results_of_several_generations_reach_each_its_own() -> None:
             assert board.orchestrator.pipelines == ()
 
     run(two())
+
+
+def value_of(board: Switchboard, name: str) -> float:
+    """A sample of the head's metrics page."""
+    value = board.metrics.registry.get_sample_value(f"distributed_inference_{name}")
+    assert value is not None
+    return value
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_every_call_leaves_its_figures(count: int) -> None:
+    """HearthNet §5.10. A call that only reads a prompt has a pipeline too, and no first token."""
+
+    async def ask() -> None:
+        board = Switchboard()
+        async with chatting(board, count) as (task, session):
+            for position in range(2, 2 + max(1, count)):
+                board.orchestrator.on_message(SHARD, session, Result(session, 0, position, 7 if count else None))
+                await soon()
+            assert isinstance((await task)[-1], Finished)
+        assert value_of(board, "pipeline_construct_ms_count") == 1
+        assert value_of(board, "first_token_ms_count") == bool(count)
+        assert (value_of(board, "tokens_per_second") > 0) == bool(count)
+
+    run(ask())
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"fallback_to_local": False}, "this machine's own may not be used"),
+        ({"fallback_to_local": False, "allow_self_as_shard": True}, None),
+        ({}, None),
+    ],
+)
+def test_ones_own_shards_are_used_where_that_is_allowed_and_else_said_to_be_forbidden(
+    params: dict[str, bool], words: str | None
+) -> None:
+    async def ask() -> None:
+        board = Switchboard()
+        whole = ShardInfo("m", "a" * 64, 1, 2, Stage(0, 2, True, True), True, 4, 0, 0, 10)
+        board.orchestrator.store.put(HEAD, "", Described(0, HEAD, "1", (whole,), 1, ()), is_own=True)
+        asked = DistributedChatParams(**params)  # type: ignore[arg-type]
+        if words is None:
+            assert [placed.node for placed in board.orchestrator.pipeline_for(request(), asked)] == [HEAD]
+        else:
+            with pytest.raises(ShardUnavailable, match=words):
+                board.orchestrator.pipeline_for(request(), asked)
+
+    run(ask())
 
 
 def test_a_session_that_nobody_knows_is_nobodys() -> None:
@@ -246,6 +315,28 @@ def offering(*shards: tuple[bytes, Stage], is_linked: bool = False) -> Switchboa
         info = ShardInfo("m", "a" * 64, 1, 2, stage, True, 4, 0, 0, 1000)
         board.orchestrator.store.put(node, f"{node[:1].decode()}:1", Described(0, node, "1", (info,), 1, ()))
     return board
+
+
+def test_a_shard_that_was_full_is_asked_again_how_busy_it_is() -> None:
+    """Of nodes that were named by address no adverts come; what they said first must not hold for ever."""
+
+    def described(nonce: int, streams: int) -> Described:
+        return Described(
+            nonce, NEAR, "1", (ShardInfo("m", "a" * 64, 1, 2, WHOLE[0].stage, True, 4, streams, 0, 10),), 1, ()
+        )
+
+    async def refresh() -> None:
+        board = Switchboard(AllLinked)
+        board.orchestrator.store.put(NEAR, "N:1", described(0, 4))
+        with pytest.raises(ShardsFull):
+            board.orchestrator.pipeline_for(request(), DistributedChatParams())
+        asking = asyncio.ensure_future(board.orchestrator._refresh("N:1", NEAR))
+        await soon()
+        board.orchestrator.on_answer(NEAR, described(board.take()[0].message.nonce, 3), b"")  # type: ignore[union-attr]
+        await asking
+        assert [each.node for each in board.orchestrator.pipeline_for(request(), DistributedChatParams())] == [NEAR]
+
+    run(refresh())
 
 
 def links(**slow: float) -> Links:

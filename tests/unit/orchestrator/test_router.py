@@ -67,9 +67,24 @@ def test_a_shard_at_its_limit_is_passed_over_and_not_queued_at() -> None:
         pick(store_of((1, info(0, 15, streams=4))))
 
 
+def test_a_shard_on_the_lan_comes_before_one_at_a_public_address() -> None:
+    """HearthNet §5.2: of two that are equally idle. Names and VPNs count as near."""
+    for far, near in (
+        ("93.184.216.34:1", "192.168.0.7:1"),
+        ("[2606:4700::1]:1", "100.64.3.4:1"),
+        ("8.8.8.8:1", "nas:1"),
+    ):
+        store = ShardStore()
+        for number, address in ((1, far), (2, near)):
+            store.put(node(number), address, Described(0, node(number), "1", (info(0, 15),), 1, (2,)))
+        assert shape(pick(store)) == [(2, "m:0-15")]
+        store.put(node(1), "10.0.0.1:1", Described(0, node(1), "1", (info(0, 15),), 1, (2,)))
+        assert shape(pick(store)) == [(1, "m:0-15")]  # it has moved, and ids break ties
+
+
 def test_oneself_is_no_shard_unless_allowed() -> None:
     store = store_of((1, info(0, 15)), own=1)
-    with pytest.raises(ShardUnavailable):
+    with pytest.raises(ShardUnavailable, match=r"no shard holds layer 0, 1, .*; this machine's own may not be used"):
         pick(store)
     assert shape(pick(store, RoutingSettings(allow_self_as_shard=True))) == [(1, "m:0-15")]
 
@@ -98,6 +113,8 @@ def test_health_is_the_95th_percentile_of_what_was_seen_and_goes_stale() -> None
     assert timedelta(seconds=4) < datetime.now(UTC) - health.last_seen < timedelta(seconds=60)
     assert not tracker.is_online("m:0-7", 40.1)
     assert (tracker.health("m:8-15", 15.0), tracker.p95_latency_ms("m:8-15")) == (None, 0.0)
+    tracker.note("m:8-15", 1.0, 41.0)
+    assert [(each.shard_id, each.online) for each in tracker.all(41.0)] == [("m:0-7", False), ("m:8-15", True)]
 
 
 def test_health_forgets_whoever_was_not_heard_of_for_longest() -> None:

@@ -11,6 +11,7 @@ from potluck.swarm.adverts import (
     MAX_LIFETIME_S,
     AdvertReader,
     HeldWeights,
+    advert_lifetime_s,
     read_advert,
     sign_advert,
 )
@@ -29,6 +30,12 @@ def reason(record: Signed) -> str:
 def test_an_advert_comes_back_as_it_was_signed() -> None:
     told = advert(ONE, 3, 7, shards=(shard(),), held=(HeldWeights("5" * 64, ((0, 4),)),), threads=8, is_draining=True)
     assert read_advert(sign_advert(ONE, told)).advert == told
+
+
+@pytest.mark.parametrize(("timeout_s", "lifetime_s"), [(30.0, 120), (2.6, 11), (0.1, 10), (3600.0, MAX_LIFETIME_S)])
+def test_an_advert_holds_four_health_timeouts_and_long_enough_to_arrive(timeout_s: float, lifetime_s: int) -> None:
+    """Over all of what a configuration may name."""
+    assert advert_lifetime_s(timeout_s) == lifetime_s
 
 
 def test_an_altered_advert_is_forged() -> None:
