@@ -96,7 +96,7 @@ def _messages(body: ResponsesBody) -> list[Json]:
             continue
         # Calls of one turn stand in one message.
         if "tool_calls" in message and messages and messages[-1]["role"] == "assistant":
-            messages[-1] = messages[-1] | {"tool_calls": [*messages[-1].get("tool_calls", ()), *message["tool_calls"]]}
+            messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
         else:
             messages.append(message)
     return messages

@@ -15,6 +15,7 @@ MAX_CHOICES = 16
 MAX_PROMPTS = 64
 MAX_MAX_TOKENS = 1 << 24
 _PLACE = re.compile(r" - at `\$\.?(.*)`$")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -25,7 +26,7 @@ def read_body(data: bytes, kind: type[T]) -> tuple[T, Json]:
     except RecursionError:
         raise BadRequest("the body is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequest(f"the body is not JSON: {error}") from None
+        raise BadRequest(f"the body is not JSON: {_explained(data, error)}") from None
     if not isinstance(raw, dict):
         raise BadRequest("the body must be a JSON object")
     raw = {key: value for key, value in raw.items() if value is not None}
@@ -38,6 +39,15 @@ def read_body(data: bytes, kind: type[T]) -> tuple[T, Json]:
         place = _PLACE.search(message)
         param = place.group(1) if place is not None else None
         raise BadRequest(f"{param or 'the body'}: {_PLACE.sub('', message)}", param) from None
+
+
+def _explained(data: bytes, error: Exception) -> str:
+    """What the decoder says, but where that misleads: half a surrogate pair near the end is to it a body that was cut off."""
+    if not data:
+        return "it is empty"
+    if data.rstrip().endswith(b"}") and _SURROGATE.search(data) and "truncated" in str(error):
+        return r"half of a character that \u escapes write in two (a lone surrogate)"
+    return str(error)
 
 
 def refuse(raw: Json, neutral: Mapping[str, tuple[object, ...]]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from potluck.orchestrator.frames import PipelineAborted
 from potluck.testing.memory_answering import MemoryAnswering
-from tests.support.api import MESSAGES, TOOLS, app_of, deltas_of, events_of, get, post
+from tests.support.api import MESSAGES, TOOLS, app_of, deltas_of, events_of, get, post, with_client
 
 CALL = 'Well.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 ANTHROPIC_TOOL = {"name": "weather", "description": "x", "input_schema": TOOLS[0]["function"]["parameters"]}
@@ -313,3 +313,34 @@ def test_anthropics_sdk_finds_its_own_fields_in_the_list_of_models() -> None:
     body = get(app_of(MemoryAnswering()), "/v1/models").json()
     assert (body["has_more"], body["first_id"], body["data"][0]["type"]) == (False, "memory", "model")
     assert body["data"][0]["created_at"].endswith("Z")
+
+
+def test_calls_that_stand_side_by_side_are_one_turn_of_the_model() -> None:
+    calls = [{"type": "function_call", "call_id": f"c{n}", "name": "weather", "arguments": "{}"} for n in range(3)]
+    answers = [{"type": "function_call_output", "call_id": f"c{n}", "output": "rain"} for n in range(3)]
+    seen: list[str] = []
+
+    def script(request) -> str:
+        seen.append(answering.model.tokenizer.decode(request.prompt))
+        return "Rain."
+
+    answering = MemoryAnswering(script)
+    question = {"role": "user", "content": "Weather?"}
+    assert respond(answering, input=[question, *calls, *answers], tools=[RESPONSES_TOOL]).status_code == 200
+    assert seen[0].count("assistant\n") == 2  # the turn with the three calls, and the one that is to come
+    assert seen[0].count('<tool_call>\n{"name": "weather"') == 3
+    assert respond(MemoryAnswering(), input=[question, *calls * 100]).json()["error"]["code"] == "bad_request"
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/health", "/v1/models", "/v1/models/memory", "/api/tags", "/api/version", "/metrics"]
+)
+def test_whoever_only_wants_to_know_that_somebody_is_there_may_ask_with_head(path: str) -> None:
+    app = app_of(MemoryAnswering())
+    assert with_client(app, lambda client: client.head(path)).status_code == 200
+    assert with_client(app, lambda client: client.head("/v1/messages")).headers["allow"] == "POST"
+
+
+def test_errors_that_have_no_name_of_their_own_at_anthropics_are_told_by_whose_fault_they_are() -> None:
+    assert get(app_of(MemoryAnswering()), "/v1/messages").json()["error"]["type"] == "invalid_request_error"
+    assert message(broken()).json()["error"]["type"] == "timeout_error"
