@@ -168,7 +168,7 @@ def _add_model_routes(app: FastAPI, service: Service) -> None:
 def _add_ollama_routes(app: FastAPI, service: Service) -> None:
     @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def root() -> Response:
-        return PlainTextResponse("Ollama is running")
+        return PlainTextResponse(ollama.SIGN_OF_LIFE)
 
     @app.get("/api/version")
     async def version() -> Response:

@@ -16,6 +16,7 @@ from potluck.gateway.reading import checked_limit, converted, read_body, refuse,
 from potluck.gateway.request import InferenceRequest, Json
 from potluck.gateway.surface import NDJSON, CollectedCall, CollectedChoice, ndjson, potluck_usage
 
+SIGN_OF_LIFE = "Ollama is running"  # clients compare it
 VERSION = "0.12.0"  # of the API that is spoken; clients look at it to learn what they may send
 _DEFAULTS = {"top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1}
 _OPTIONS = ("temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty")

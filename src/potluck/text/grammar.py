@@ -21,6 +21,10 @@ from potluck.text.tokenizer import Tokenizer
 Mask = npt.NDArray[np.bool_]
 _MOST_COMPILED = 8
 _LONGEST_COMPLAINT = 400
+_CLEARER = {
+    "oneOf constraints are not supported": "the cases of a oneOf overlap, so that it cannot be told which one is being written; use anyOf",
+    "NoExtensionBias": "nothing at all can be written under it; does it refer only to itself?",
+}
 _BLANK = r"[ \t]|\r?\n[ \t]{0,64}"  # one space, or a new line with its indentation
 
 
@@ -64,9 +68,13 @@ def _tidy(schema: str) -> str:
 
 
 def _explained(grammar: Grammar, complaint: str) -> str:
-    return (
-        f"this {grammar.kind} cannot be used: {complaint.removesuffix('<non-verbose/>').strip()[:_LONGEST_COMPLAINT]}"
-    )
+    return f"this {grammar.kind} cannot be used: {_plain(complaint)}"
+
+
+def _plain(complaint: str) -> str:
+    """The library's words, but for those that only its own programmers understand."""
+    shown = complaint.removesuffix("<non-verbose/>").strip()
+    return next((clear for start, clear in _CLEARER.items() if shown.startswith(start)), shown[:_LONGEST_COMPLAINT])
 
 
 class _Vocabulary:
@@ -185,8 +193,7 @@ class GrammarMatcher:
 
     def _require(self, went_well: bool) -> None:
         if not went_well:
-            complaint = self._matcher.get_error().removesuffix("<non-verbose/>").strip()
-            raise BadGrammar(f"the grammar cannot be followed further: {complaint[:_LONGEST_COMPLAINT]}")
+            raise BadGrammar(f"the grammar cannot be followed further: {_plain(self._matcher.get_error())}")
 
 
 def _common_length(first: Sequence[int], second: Sequence[int]) -> int:

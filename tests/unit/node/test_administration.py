@@ -4,15 +4,18 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI
 
 from potluck.core.errors import BadRequest
-from potluck.gateway.administration import _events
+from potluck.gateway.administration import _events, add_administration
 from potluck.gateway.page_state import ApiFacts, ChaosRequest, PageState, SwarmFacts
 from potluck.node.administration import NodeAdministration
 from potluck.swarm.duplicates import Duplicate
 from potluck.swarm.view import Seen, View
 from potluck.wire.messages import Chaos
+from tests.support.api import with_client
 from tests.support.link_ends import run_test
 from tests.support.swarm_records import KEYS, advert
 
@@ -83,3 +86,15 @@ def test_a_reader_of_events_that_goes_away_is_not_told_any_more() -> None:
         assert swarm.on_news == swarm.on_changed == []
 
     run_test(main())
+
+
+def test_ollamas_clients_find_their_sign_of_life_where_browsers_find_the_page_and_head_ends() -> None:
+    app = FastAPI()
+    add_administration(app, administration(two_nodes(), []))
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        assert (await client.get("/", headers={"Accept": "*/*"})).text == "Ollama is running"
+        assert "<html" in (await client.get("/", headers={"Accept": "text/html"})).text
+        assert (await asyncio.wait_for(client.head("/potluck/events"), 5)).status_code == 200
+
+    with_client(app, ask)
