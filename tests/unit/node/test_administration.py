@@ -11,7 +11,9 @@ from fastapi import FastAPI
 from potluck.core.errors import BadRequest
 from potluck.gateway.administration import _events, add_administration
 from potluck.gateway.page_state import ApiFacts, ChaosRequest, PageState, SwarmFacts
+from potluck.identity.keys import short_id
 from potluck.node.administration import NodeAdministration
+from potluck.node.swarm_node import News
 from potluck.swarm.duplicates import Duplicate
 from potluck.swarm.view import Seen, View
 from potluck.wire.messages import Chaos
@@ -98,3 +100,13 @@ def test_ollamas_clients_find_their_sign_of_life_where_browsers_find_the_page_an
         assert (await asyncio.wait_for(client.head("/potluck/events"), 5)).status_code == 200
 
     with_client(app, ask)
+
+
+def test_news_names_machines_as_people_know_them_also_when_they_have_gone() -> None:
+    view = View(OWN, 0.0, 1, {OTHER: Seen(advert(KEYS[1], name="ben"), 0.0, 120.0)})
+    told = administration(view, [])
+    swarm: Any = told._swarm
+    swarm.news = [News(1.0, "joined", OTHER, ""), News(2.0, "joined", KEYS[2].node_id, "")]
+    assert [item.text for item in told.recent_news()] == ["ben joined", f"{short_id(KEYS[2].node_id)} joined"]
+    swarm.view, swarm.news = View(OWN, 0.0, 2, {}), [News(3.0, "lost", OTHER, "")]
+    assert told.recent_news()[0].text == "ben is lost"
