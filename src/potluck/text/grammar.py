@@ -1,8 +1,9 @@
 """Grammars over a vocabulary: whether one can be used, and which tokens it allows next. llguidance does the parsing.
 
 What is allowed is a pure function of the grammar and the tokens generated so far; nothing else is remembered that could change it.
-Work is bounded by the library's own counters (fuel, states, items), which a hostile grammar meets within a second or so: not by a
-clock, because a busy machine must not refuse in the middle of an answer what another has accepted.
+Work is bounded by the library's own counters (fuel, states, items), which a hostile grammar meets within a second or so, and by
+`schema_limits.py` where it has none: not by a clock, because a busy machine must not refuse in the middle of an answer what another
+has accepted.
 """
 
 from collections import OrderedDict
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from potluck.core.errors import BadGrammar
 from potluck.core.grammar import MAX_GRAMMAR_CHARACTERS, Grammar
 from potluck.core.tokenizer_spec import TokenizerSpec
+from potluck.text.schema_limits import check_schema
 from potluck.text.tokenizer import Tokenizer
 
 Mask = npt.NDArray[np.bool_]
@@ -62,6 +64,7 @@ def _source(grammar: Grammar) -> str:
 def _tidy(schema: str) -> str:
     """The schema, with an end to blanks between its values: small models can write line breaks until their limit."""
     decoded = msgspec.json.decode(schema)
+    check_schema(decoded)
     if not isinstance(decoded, dict):
         return schema
     return msgspec.json.encode({"x-guidance": {"whitespace_pattern": _BLANK}, **decoded}).decode()
