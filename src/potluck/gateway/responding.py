@@ -31,7 +31,7 @@ from potluck.orchestrator.generation import GenerationRequest
 _log = logging.getLogger(__name__)
 DiagnosticsMode = Literal["off", "events", "comments"]
 _LOOK_AGAIN_S = 0.1  # whether a shard has room
-_INLINE_BYTES = 16_384  # a body up to here is read and tokenized in the loop; a larger one beside it
+_INLINE_BYTES = 4_096  # a body up to here is read and tokenized in the loop; a larger one beside it
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 

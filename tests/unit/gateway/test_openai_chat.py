@@ -191,6 +191,15 @@ def test_a_prompt_that_leaves_no_room_is_refused_before_anything_starts() -> Non
     assert answering.model.most_running == 0
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_megabytes_that_cannot_fit_are_refused_without_being_tokenized(path: str) -> None:
+    text = "x" * (1 << 20)
+    body = {"prompt": text} if path == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
+    error = post(app_of(MemoryAnswering()), path, body).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", next(iter(body)))
+    assert "characters" in error["message"]
+
+
 def test_an_unknown_model_is_not_found() -> None:
     response = ask(MemoryAnswering(), model="other")
     assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
