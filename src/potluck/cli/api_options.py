@@ -17,8 +17,12 @@ ApiOption = Annotated[
     str | None,
     typer.Option("--api", help=f"Address of the HTTP API ({DEFAULT_API}); off: none. An open one asks for a key."),
 ]
-AllowHostOption = Annotated[list[str] | None, typer.Option("--allow-host", help="A name of this machine.")]
-AllowOriginOption = Annotated[list[str] | None, typer.Option("--allow-origin", help="A site that may ask.")]
+AllowHostOption = Annotated[
+    list[str] | None, typer.Option("--allow-host", metavar="NAME", help="A name of this machine.")
+]
+AllowOriginOption = Annotated[
+    list[str] | None, typer.Option("--allow-origin", metavar="URL", help="A site that may ask.")
+]
 
 
 @dataclass(frozen=True)

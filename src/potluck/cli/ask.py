@@ -19,7 +19,7 @@ _LONGEST_QUESTION = 1 << 20  # characters
 
 
 def ask(
-    question: Annotated[str, typer.Argument(help="What to ask; - reads it from standard input.")],
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="What to ask; - reads it from standard input.")],
     model: Annotated[str | None, typer.Option("--model", "-m", help="A model of `potluck models`.")] = None,
     system: Annotated[str | None, typer.Option("--system", help="A system message before the question.")] = None,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,

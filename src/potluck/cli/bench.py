@@ -42,7 +42,7 @@ def bench() -> None:
     """Here so that `engine` stays a command of its own while it is the only one."""
 
 
-@app.command("engine")
+@app.command("engine", short_help="Measure the engine, on its own and against llama.cpp.")
 def engine(
     model: Annotated[str, typer.Option("--model", metavar="ID|PATH", help="A stored model, or a GGUF file.")] = (
         DEFAULT_MODEL_ID
@@ -112,7 +112,7 @@ def cuda_pipeline(device: str, quick: bool, as_json: bool) -> None:
     return None
 
 
-@app.command("pipeline")
+@app.command("pipeline", short_help="Measure what a split costs.")
 def pipeline(
     model: Annotated[str, typer.Option("--model", metavar="ID", help="A stored model.")] = DEFAULT_MODEL_ID,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter rounds: a rough idea.")] = False,
@@ -163,7 +163,7 @@ def print_pipeline(report: "PipelineReport") -> None:
     print(format_table(header, lines, range(7)))
 
 
-@app.command("chaos")
+@app.command("chaos", short_help="Kill and stop shards in the middle of answers.")
 def chaos(
     kills: Annotated[int, typer.Option("--kills", min=1, max=100_000, help="How many answers to disturb.")] = 30,
     model: Annotated[str, typer.Option("--model", metavar="ID", help="A stored model.")] = DEFAULT_MODEL_ID,
@@ -185,7 +185,7 @@ def chaos(
         raise typer.Exit(EXIT_FAILURE)
 
 
-@app.command("planner")
+@app.command("planner", short_help="Measure how long placing and routing take.")
 def planner(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds, no thousand nodes: a rough idea.")] = False,
     check: Annotated[bool, typer.Option("--check", help="End with exit code 1 where a bar is missed.")] = False,
@@ -221,7 +221,7 @@ def print_planner(report: "PlannerReport") -> None:
     print(f"\nBars: a plan in {PLAN_BAR_MS:.0f} ms, a route in {ROUTE_BAR_MS:.0f} ms, at 1,000 nodes and 80 layers.")
 
 
-@app.command("swarm")
+@app.command("swarm", short_help="Simulate a swarm's membership.")
 def swarm(
     nodes: Annotated[int, typer.Option("--nodes", min=4, max=5_000, help="How many nodes to simulate.")] = 100,
     minutes: Annotated[float, typer.Option("--minutes", min=0.1, max=600, help="Simulated minutes of churn.")] = 5.0,
@@ -260,7 +260,7 @@ def print_swarm(report: "SwarmReport") -> None:
     )
 
 
-@app.command("api")
+@app.command("api", short_help="Measure the API under load.")
 def api(
     url: Annotated[str, typer.Option("--url", help="A node's API.")] = f"http://{DEFAULT_API}",
     key: Annotated[str | None, typer.Option("--key", envvar="POTLUCK_API_KEY", help="Where it asks for one.")] = None,
@@ -293,7 +293,7 @@ def api(
     return None
 
 
-@app.command("weights")
+@app.command("weights", short_help="Measure how fast weights come from peers.")
 def weights(
     model: Annotated[str, typer.Option("--model", metavar="ID", help="A stored model.")] = DEFAULT_MODEL_ID,
     sources: Annotated[int, typer.Option("--sources", min=1, max=16, help="Nodes that have the weights.")] = 5,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from potluck.cli.chat_session import AnswerFigures, Ask, ChatSession, End, LineGatherer, ListModels, Save, Say
-from potluck.cli.console import JsonOption, harmless, notice, one_line, print_json
+from potluck.cli.console import JsonOption, counted, harmless, notice, one_line, print_json
 from potluck.cli.running import api_key, api_url, wait_until_answerable
 from potluck.core.errors import BadRequest, PotluckError
 
@@ -40,7 +40,7 @@ def chat(
     """Talk to the swarm; /help lists what can be typed. Without a terminal: each line of the input is a question."""
     from potluck.client import Client
 
-    address = url.rstrip("/").removesuffix("/v1") if url is not None else api_url()
+    address = base_url(url) if url is not None else api_url()
     if url is None:
         wait_until_answerable(model)
     with Client(address, None if url is not None else api_key()) as client:
@@ -53,6 +53,12 @@ def chat(
             talk.run(is_terminal)
     if as_json:
         print_json(session.saved())
+
+
+def base_url(url: str) -> str:
+    """As people type it: with or without http:// and /v1."""
+    full = url if "://" in url else f"http://{url}"
+    return full.rstrip("/").removesuffix("/v1")
 
 
 def _chosen(client: "Client", model: str | None, address: str) -> str:
@@ -72,7 +78,7 @@ def _models(client: "Client", address: str) -> list[str]:
     try:
         return client.models()
     except httpx.HTTPError as error:
-        raise ChatFailed(f"nothing answers at {address} ({error}); type: potluck up") from None
+        raise ChatFailed(f"nothing answers at {address} ({error}); is a node running there?") from None
     except ApiError as error:
         hint = "; set POTLUCK_API_KEY to that node's key" if error.status == 401 else ""
         raise ChatFailed(f"{error}{hint}") from None
@@ -196,9 +202,9 @@ class AnswerStream:
 def figures_line(figures: AnswerFigures) -> str:
     way = " → ".join(node[:8] for node in figures.nodes)
     exactness = "" if figures.exactness == "bitwise" else f", exactness {figures.exactness}"
-    failovers = f", {figures.failovers} failovers ({figures.pause_ms:.0f} ms)" if figures.failovers else ""
+    failovers = f", {counted(figures.failovers, 'failover')} ({figures.pause_ms:.0f} ms)" if figures.failovers else ""
     return (
-        f"[{'stopped, ' if figures.is_stopped else ''}{figures.completion_tokens} tokens, {figures.tokens_per_s:.1f} tokens/s, "
+        f"[{'stopped, ' if figures.is_stopped else ''}{counted(figures.completion_tokens, 'token')}, {figures.tokens_per_s:.1f} tokens/s, "
         f"first after {figures.first_token_s:.2f} s{f', {way}' if way else ''}{failovers}{exactness}]"
     )
 

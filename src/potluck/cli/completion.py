@@ -36,7 +36,7 @@ def is_asked_for() -> bool:
 
 
 def completion(
-    shell: Annotated[Shell, typer.Argument(help="bash, zsh or fish.")],
+    shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
     as_json: JsonOption = False,
 ) -> None:
     """Print the completion script for a shell."""

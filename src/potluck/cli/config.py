@@ -18,7 +18,7 @@ class Value(NamedTuple):
 
 
 def config(
-    key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="Only this one; prints the bare value.")] = None,
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="Only this one; prints the bare value.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show every value of the configuration, where it came from, and the path of the file."""
@@ -37,7 +37,9 @@ def config(
             }
         )
     print(f"{configuration_path()}{'' if data is not None else ' (not there: defaults)'}")
-    print(format_table(("KEY", "VALUE", "FROM"), [(each.key, _shown(each.value), each.source) for each in values]))
+    print(
+        format_table(("KEY", "VALUE", "FROM"), [(each.key, _shown(each.value), _shown_source(each)) for each in values])
+    )
     return None
 
 
@@ -79,6 +81,12 @@ def place_values(configuration: str, environment: dict[str, str]) -> list[Value]
         Value("hub", environment.get("HF_ENDPOINT") or "https://huggingface.co", source("HF_ENDPOINT")),
         Value("hub_token", "set" if environment.get("HF_TOKEN") else "", source("HF_TOKEN")),
     ]  # fmt: skip
+
+
+def _shown_source(value: Value) -> str:
+    """Two values are what the file may forbid; that it does not forbid them is no reason to think that they are off."""
+    is_overruled = value.key in ("enabled", "host.serve_shards") and value.source == "default"
+    return "default; `up` and `join` switch it on" if is_overruled else value.source
 
 
 def _shown(value: object) -> str:

@@ -14,7 +14,7 @@ _QUESTION = "What is a potluck dinner, and what would you bring to one?"
 
 
 def demo(
-    question: Annotated[str, typer.Argument(help="What to ask.")] = _QUESTION,
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="What to ask.")] = _QUESTION,
     model: Annotated[str | None, typer.Option("--model", "-m", help="A model of `potluck models`.")] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=8, help="At most this many tokens.")] = 120,
     as_json: JsonOption = False,

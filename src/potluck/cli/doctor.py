@@ -7,7 +7,7 @@ import typer
 
 from potluck.cli import doctor_checks as checks
 from potluck.cli.api_options import DEFAULT_API
-from potluck.cli.console import EXIT_FAILURE, JsonOption, notice, one_line, print_json
+from potluck.cli.console import EXIT_FAILURE, JsonOption, counted, notice, one_line, print_json
 from potluck.cli.running import read_state
 from potluck.cli.swarm_up import DEFAULT_SWARM_LISTEN
 from potluck.core.errors import BadRequest, PotluckError
@@ -38,7 +38,7 @@ def doctor(
     if as_json:
         print_json({"findings": findings, "failures": failures, "warnings": warnings})
     else:
-        print(f"{len(findings)} checks, {failures} failed, {warnings} warnings")
+        print(f"{len(findings)} checks, {failures} failed, {counted(warnings, 'warning')}")
     if failures:
         raise typer.Exit(EXIT_FAILURE)
 

@@ -102,7 +102,7 @@ def check_interfaces(
     interfaces: "Sequence[Interface]", chosen: "Sequence[Interface]", broken: Sequence[str]
 ) -> Finding:
     shown = ", ".join(f"{each.name} ({each.address})" for each in chosen)
-    left = [f"{each.name}: {_why_left(each)}" for each in interfaces if each not in chosen]
+    left = dict.fromkeys(f"{each.name}: {_why_left(each)}" for each in interfaces if each not in chosen)
     text = f"used: {shown or 'none'}" + (f"; left out: {'; '.join(left)}" if left else "")
     if not chosen:
         return Finding("interfaces", "fail", text, "connect this machine to a network")

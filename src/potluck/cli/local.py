@@ -50,7 +50,9 @@ def local(
                 print(f"{shown.shard:24} at {shown.address}  daemon {shown.daemon_pid}  worker {shown.worker_pid}")
             notice(f'ask with: potluck ask --via {",".join(started.addresses)} "..."')
             if url:
-                notice(f"API at {url}/v1 (OpenAI), {url} (Anthropic, Ollama)")
+                notice(
+                    f"API at {url}/v1 (OpenAI), {url} (Anthropic, Ollama); talk to it with: potluck chat --url {url}"
+                )
         _wait_until_told()
     return None
 
@@ -96,7 +98,11 @@ def run_local_swarm(model: str, layer_count: int, nodes: int, threads: int, api:
                 print_json({"api": url, "nodes": [node.wait_until_up() for node in swarm.nodes]})
             else:
                 print(f"open {url}/ : ask something, then press “Kill a shard” while the answer is being written")
-                print(f"OpenAI clients: {url}/v1   Ctrl-C ends everything")
+                print(f"OpenAI clients: {url}/v1   at the terminal: potluck chat --url {url}")
+                print(
+                    f"other commands, as from the first machine: POTLUCK_HOME={folder}/kitchen potluck status (top, trace, …)"
+                )
+                print("Ctrl-C ends everything")
             _wait_until_told()
         finally:
             swarm.close()

@@ -41,29 +41,29 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("up")(up.up)
-app.command("join")(swarm.join)
-app.command("invite")(swarm.invite)
+app.command("up", short_help="Bring this machine into its swarm; the first time, found one.")(up.up)
+app.command("join", short_help="Join a swarm with an invite and take a share of its layers.")(swarm.join)
+app.command("invite", short_help="Print the line that brings another machine in.")(swarm.invite)
 app.command("chat")(chat.chat)
-app.command("ask")(ask.ask)
-app.command("status")(status.status)
-app.command("top")(top.top)
-app.command("trace")(trace.trace)
-app.command("doctor")(doctor.doctor)
-app.command("plan")(swarm.plan)
+app.command("ask", short_help="Ask one question and stream the answer.")(ask.ask)
+app.command("status", short_help="Show who holds which layers, and what is missing.")(status.status)
+app.command("top", short_help="Watch the swarm live.")(top.top)
+app.command("trace", short_help="Show where an answer's time went, hop by hop.")(trace.trace)
+app.command("doctor", short_help="Find out what is wrong, and what to do about it.")(doctor.doctor)
+app.command("plan", short_help="Show who should hold what, and how fast that would be.")(swarm.plan)
 app.command("members")(swarm.members)
-app.command("expel")(swarm.expel)
-app.command("trust")(swarm.entrust)
-app.command("withdraw")(swarm.withdraw)
-app.command("leave")(swarm.leave)
-app.command("pull")(models.pull)
+app.command("expel", short_help="Throw a member out.")(swarm.expel)
+app.command("trust", short_help="Say what a member may do.")(swarm.entrust)
+app.command("withdraw", short_help="Have the swarm serve a model no longer.")(swarm.withdraw)
+app.command("leave", short_help="End this machine's node in good order.")(swarm.leave)
+app.command("pull", short_help="Bring a model into the store.")(models.pull)
 app.command("models")(models.models)
-app.command("remove")(models.remove)
-app.command("config")(config.config)
+app.command("remove", short_help="Delete a model from the store.")(models.remove)
+app.command("config", short_help="Show every setting, and where it came from.")(config.config)
 app.add_typer(service.app, name="service")
 app.command("completion")(completion.completion)
 app.command("local")(local.local)
-app.command("demo")(demo.demo)
+app.command("demo", short_help="Start three nodes, ask, kill one, and compare the text.")(demo.demo)
 app.add_typer(bench.app, name="bench")
 
 
@@ -152,8 +152,22 @@ def run(arguments: Sequence[str]) -> int:
     except _USAGE_ERRORS as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "potluck"
-        report_error(BadRequest.code, f"{error.format_message()} (see `{command} --help`)", as_json)
+        complaint = _known_elsewhere(arguments) if command == "potluck" else None
+        report_error(BadRequest.code, complaint or f"{error.format_message()} (see `{command} --help`)", as_json)
         return EXIT_USAGE
+
+
+# What people type who come from other programs of the kind.
+_KNOWN_ELSEWHERE = {
+    "run": "chat", "serve": "up", "start": "up", "stop": "leave", "ls": "models", "list": "models", "rm": "remove",
+    "delete": "remove", "ps": "status", "nodes": "status", "download": "pull", "benchmark": "bench",
+}  # fmt: skip
+
+
+def _known_elsewhere(arguments: Sequence[str]) -> str | None:
+    typed = next(iter(arguments), "")
+    known = _KNOWN_ELSEWHERE.get(typed)
+    return None if known is None else f"there is no `potluck {typed}`; here it is: potluck {known}"
 
 
 _NEXT = {

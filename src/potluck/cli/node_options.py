@@ -10,7 +10,9 @@ ListenOption = Annotated[str | None, typer.Option("--listen", help="Address for 
 ThreadsOption = Annotated[int, typer.Option("--threads", "-t", min=1, help="Threads that compute.")]
 StreamsOption = Annotated[int, typer.Option("--streams", min=1, help="Sessions at once; more are refused.")]
 NameOption = Annotated[str, typer.Option("--name", help="What others see; by default the machine's.")]
-InterfaceOption = Annotated[list[str] | None, typer.Option("--interface", help="Only these network interfaces.")]
+InterfaceOption = Annotated[
+    list[str] | None, typer.Option("--interface", metavar="NAME", help="Only these network interfaces.")
+]
 DiscoveryOption = Annotated[bool, typer.Option(help="Find neighbours by mDNS.")]
 ServeOption = Annotated[bool, typer.Option(help="Hold layers; without, only ask and serve the API.")]
 ChaosOption = Annotated[bool, typer.Option("--chaos", help="Let the page's chaos button kill this node's worker.")]

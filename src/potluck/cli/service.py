@@ -32,9 +32,9 @@ class Manager(NamedTuple):
     show: tuple[str, ...]
 
 
-@app.command()
+@app.command(short_help="Run `potluck up` now and whenever you log in.")
 def install(
-    options: Annotated[list[str] | None, typer.Argument(metavar="[-- OPTIONS]", help="For `potluck up`.")] = None,
+    options: Annotated[list[str] | None, typer.Argument(metavar="-- OPTIONS", help="For `potluck up`.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the file; change nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -81,7 +81,7 @@ def uninstall(as_json: JsonOption = False) -> None:
     return None
 
 
-@app.command()
+@app.command(short_help="Show whether it is installed and running.")
 def status(as_json: JsonOption = False) -> None:
     """Show whether the service is installed and running; ends with 1 where it is not."""
     manager = this_manager()

@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 def join(
     invite: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[INVITE]", help="What `potluck invite` printed; without it, or with -, it is asked for."
-        ),
+        typer.Argument(metavar="INVITE", help="What `potluck invite` printed; without it, or with -, it is asked for."),
     ] = None,
     max_layers: MaxLayersOption = 0,
     memory: MemoryOption = None,

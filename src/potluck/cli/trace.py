@@ -18,7 +18,7 @@ _SLOWEST_SHOWN = 5
 
 def trace(
     session: Annotated[
-        str | None, typer.Argument(metavar="[ANSWER]", help="Its name in the list; last: the newest.")
+        str | None, typer.Argument(metavar="ANSWER", help="Its name in the list; last: the newest.")
     ] = None,
     slowest: Annotated[int, typer.Option("--slowest", min=0, max=100, help="How many slow tokens.")] = _SLOWEST_SHOWN,
     as_json: JsonOption = False,
@@ -47,7 +47,7 @@ def _print_list(summaries: "Sequence[TraceSummary]") -> None:
         return print("No answer has been written here yet; try: potluck chat")
     rows = [
         (
-            each.id, each.model, each.state, str(each.tokens), "" if each.first_token_ms is None else f"{each.first_token_ms:.0f}",
+            each.id, each.model, _shown_state(each), str(each.tokens), "" if each.first_token_ms is None else f"{each.first_token_ms:.0f}",
             f"{each.mean_ms:.1f}", f"{each.slowest_ms:.1f}", str(each.failovers),
         )
         for each in summaries
@@ -55,6 +55,10 @@ def _print_list(summaries: "Sequence[TraceSummary]") -> None:
     header = ("ANSWER", "MODEL", "STATE", "TOKENS", "FIRST MS", "MEAN MS", "SLOWEST MS", "FAILOVERS")
     print(format_table(header, rows, right=(3, 4, 5, 6, 7)))
     return print("more: potluck trace ANSWER")
+
+
+def _shown_state(summary: "TraceSummary") -> str:
+    return {"stop": "complete", "length": "at its limit"}.get(summary.state, summary.state)
 
 
 class Hop(NamedTuple):
@@ -67,7 +71,7 @@ class Hop(NamedTuple):
 def trace_lines(view: "TraceView", names: dict[str, str], slowest: int) -> list[str]:
     summary = view.summary
     first = "" if summary.first_token_ms is None else f", first token after {summary.first_token_ms:.0f} ms"
-    lines = [f"answer {summary.id} of {summary.model}: {summary.state}, {summary.tokens} tokens{first}"]
+    lines = [f"answer {summary.id} of {summary.model}: {_shown_state(summary)}, {summary.tokens} tokens{first}"]
     for index, stages in enumerate(view.pipelines):
         steps = [step for step in view.steps if step.pipeline == index and step.number > 1]
         labels = [f"{names.get(stage.node) or stage.node[:8]} {stage.first}-{stage.last}" for stage in stages]

@@ -27,38 +27,43 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def check(self) -> "SamplingParams":
         """Itself, or BadRequest with everything that is out of range."""
-        problems = [text for is_wrong, text in self._complaints() if is_wrong]
+        problems = [(name, text) for name, is_wrong, text in self._complaints() if is_wrong]
         if problems:
-            raise BadRequest("; ".join(problems))
+            raise BadRequest("; ".join(f"{name} {text}" for name, text in problems), problems[0][0])
         return self
 
-    def _complaints(self) -> list[tuple[bool, str]]:
+    def _complaints(self) -> list[tuple[str, bool, str]]:
         # Written as `not low <= x <= high`, which is also true of what is not a number.
         return [
-            (not 0.0 <= self.temperature <= 100.0, f"temperature must be from 0 to 100, not {self.temperature}"),
-            (not 0 <= self.top_k <= 1 << 20, f"top_k must be 0 (off) or a positive count, not {self.top_k}"),
-            (not 0.0 < self.top_p <= 1.0, f"top_p must be above 0 and at most 1, not {self.top_p}"),
-            (not 0.0 <= self.min_p <= 1.0, f"min_p must be from 0 to 1, not {self.min_p}"),
+            ("temperature", not 0.0 <= self.temperature <= 100.0, f"must be from 0 to 100, not {self.temperature}"),
+            ("top_k", not 0 <= self.top_k <= 1 << 20, f"must be 0 (off) or a count up to {1 << 20}, not {self.top_k}"),
+            ("top_p", not 0.0 < self.top_p <= 1.0, f"must be above 0 and at most 1, not {self.top_p}"),
+            ("min_p", not 0.0 <= self.min_p <= 1.0, f"must be from 0 to 1, not {self.min_p}"),
             (
+                "repetition_penalty",
                 not 0.0 < self.repetition_penalty <= 100.0,
-                f"repetition_penalty must be above 0, not {self.repetition_penalty}",
+                f"must be above 0 and at most 100, not {self.repetition_penalty}",
             ),
             (
+                "presence_penalty",
                 not -2.0 <= self.presence_penalty <= 2.0,
-                f"presence_penalty must be from -2 to 2, not {self.presence_penalty}",
+                f"must be from -2 to 2, not {self.presence_penalty}",
             ),
             (
+                "frequency_penalty",
                 not -2.0 <= self.frequency_penalty <= 2.0,
-                f"frequency_penalty must be from -2 to 2, not {self.frequency_penalty}",
+                f"must be from -2 to 2, not {self.frequency_penalty}",
             ),
-            (len(self.logit_bias) > MAX_LOGIT_BIAS, f"logit_bias may name at most {MAX_LOGIT_BIAS} tokens"),
+            ("logit_bias", len(self.logit_bias) > MAX_LOGIT_BIAS, f"may name at most {MAX_LOGIT_BIAS} tokens"),
             (
+                "logit_bias",
                 not all(token >= 0 and -100.0 <= bias <= 100.0 for token, bias in self.logit_bias.items()),
-                "logit_bias must map token ids to numbers from -100 to 100",
+                "must map token ids to numbers from -100 to 100",
             ),
-            (not 0 <= self.seed < 1 << 64, f"seed must be from 0 to 2**64 - 1, not {self.seed}"),
+            ("seed", not 0 <= self.seed < 1 << 64, f"must be from 0 to 2**64 - 1, not {self.seed}"),
             (
+                "top_logprobs",
                 self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS,
-                f"at most {MAX_TOP_LOGPROBS} top logprobs can be had, not {self.logprobs}",
+                f"must be from 0 to {MAX_TOP_LOGPROBS}, not {self.logprobs}",
             ),
         ]

@@ -13,6 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount
 
 from potluck.core.errors import AccessDenied, BadRequest
+from potluck.gateway.ollama import SIGN_OF_LIFE
 from potluck.gateway.page_files import ASSET_PREFIX, PageFiles
 from potluck.gateway.page_state import ChaosReply, ChaosRequest, InviteReply, InviteRequest, NewsItem, PageState
 from potluck.gateway.surface import sse, sse_comment
@@ -65,6 +66,8 @@ def add_administration(app: FastAPI, node: Administration) -> None:
         return _json(node.state())
 
     async def events(request: Request) -> Response:
+        if request.method == "HEAD":  # which comes with GET, and has no end to wait for
+            return Response(media_type="text/event-stream")
         return StreamingResponse(_events(node), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
     async def invite(request: Request) -> Response:
@@ -88,7 +91,7 @@ def add_administration(app: FastAPI, node: Administration) -> None:
         """Browsers get the page; Ollama's clients look here for a sign of life."""
         wants_page = "text/html" in request.headers.get("accept", "")
         if not wants_page:
-            return Response("Potluck is running", media_type="text/plain")
+            return Response(SIGN_OF_LIFE, media_type="text/plain")
         answer = files.respond("GET", "/", request.headers.get("if-none-match", ""))
         return Response(answer.body, answer.status, headers=answer.headers)
 

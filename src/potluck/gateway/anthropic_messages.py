@@ -43,7 +43,9 @@ def read_messages(data: bytes, created: int) -> tuple[InferenceRequest, "Message
     refuse(raw, _REFUSED)
     held = _conversation(body)
     form = body.output_config.get("format")
-    grammar = read_response_format(form if isinstance(form, dict) else None)
+    if form is not None and not isinstance(form, dict):
+        raise BadRequest("output_config.format is not an object", "output_config")
+    grammar = read_response_format(form)
     check_together(grammar, held)
     request = InferenceRequest(
         model=body.model,
@@ -175,7 +177,7 @@ class MessagesSurface:
         self._reason: tuple[str, str | None] = ("end_turn", None)
 
     def begin(self, prompt_tokens: int) -> bytes:
-        message = self._message([], None, None, {"input_tokens": prompt_tokens, "output_tokens": 0})
+        message = self._message([], None, None, _counts(prompt_tokens, 0, 0))
         return _event("message_start", {"message": message}) + _event("ping", {})
 
     def event(self, event: Event) -> bytes:
@@ -255,12 +257,17 @@ def _stop_reason(reason: str, stop: str | None) -> tuple[str, str | None]:
 
 
 def _usage(usage: Usage) -> Json:
+    counts = _counts(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+    return counts | {"potluck": potluck_usage(usage)}
+
+
+def _counts(prompt: int, cached: int, output: int) -> Json:
+    """What was cached is not among the input tokens: clients add the three up to learn how full the context is."""
     return {
-        "input_tokens": usage.prompt_tokens,
-        "output_tokens": usage.completion_tokens,
+        "input_tokens": prompt - cached,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached_tokens,
-        "potluck": potluck_usage(usage),
+        "cache_read_input_tokens": cached,
+        "output_tokens": output,
     }
 
 

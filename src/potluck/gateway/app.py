@@ -1,14 +1,16 @@
 """All addresses of the API, each a thin translation. Bodies are read by msgspec; FastAPI routes and describes them."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from potluck.core.errors import BadRequest, MethodNotAllowed, PotluckError, RouteNotFound
@@ -20,7 +22,15 @@ from potluck.gateway.not_offered import add_not_offered_routes
 from potluck.gateway.preparing import encode_conversation
 from potluck.gateway.reading import read_body
 from potluck.gateway.request import InferenceRequest, Json
-from potluck.gateway.responding import Caller, DiagnosticsMode, GenerationResponse, Service, ServiceSettings, send_error
+from potluck.gateway.responding import (
+    Caller,
+    DiagnosticsMode,
+    GenerationResponse,
+    Service,
+    ServiceSettings,
+    beside_the_loop,
+    send_error,
+)
 from potluck.gateway.surface import Surface
 from potluck.gateway.tokenizing import add_tokenizer_routes, described_body
 
@@ -57,11 +67,13 @@ def build_app(service: Service, guard: GuardSettings, extend: Callable[[FastAPI]
     app.add_exception_handler(Exception, _on_error)
     if extend is not None:
         extend(app)
+    others = list(app.routes)
     _add_generating_routes(app, service)
     _add_model_routes(app, service)
     _add_ollama_routes(app, service)
     add_tokenizer_routes(app, service)
     _add_state_routes(app, service)
+    _add_head_routes(app, [route for route in app.routes if route not in others])
     add_not_offered_routes(app)
     return Guard(app, guard)
 
@@ -72,7 +84,9 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    shown: PotluckError = RouteNotFound("there is no such address")
+    shown: PotluckError = RouteNotFound(
+        "there is no such address; OpenAI's and Anthropic's are under /v1, Ollama's under /api"
+    )
     if status == 405:
         allowed = ((error.headers if isinstance(error, HTTPException) else None) or {}).get("Allow", "")
         shown = MethodNotAllowed(f"this address knows {allowed or 'other methods'} only", allowed)
@@ -107,15 +121,17 @@ def _add_generating_routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/messages/count_tokens", openapi_extra=described_body(anthropic_messages.CountBody))
     async def count_tokens(request: Request) -> Response:
-        name, conversation = anthropic_messages.read_count(await request.body())
+        data = await request.body()
+        name, conversation = await beside_the_loop(len(data), anthropic_messages.read_count, data)
         model = await service.answering.open(name)
-        return JsonResponse({"input_tokens": len(encode_conversation(model, conversation))})
+        tokens = await beside_the_loop(len(data), encode_conversation, model, conversation)
+        return JsonResponse({"input_tokens": len(tokens)})
 
 
 def _generating(service: Service, read: Reader) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         data = await request.body()
-        wanted, surface = read(data, int(time.time()))
+        wanted, surface = await beside_the_loop(len(data), read, data, int(time.time()))
         if wanted is None:
             assert isinstance(surface, ollama.OllamaSurface)
             await service.answering.open(ollama.model_name(surface.model))
@@ -152,7 +168,7 @@ def _add_model_routes(app: FastAPI, service: Service) -> None:
 def _add_ollama_routes(app: FastAPI, service: Service) -> None:
     @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def root() -> Response:
-        return PlainTextResponse("Ollama is running")
+        return PlainTextResponse(ollama.SIGN_OF_LIFE)
 
     @app.get("/api/version")
     async def version() -> Response:
@@ -170,6 +186,13 @@ def _add_ollama_routes(app: FastAPI, service: Service) -> None:
     async def show(request: Request) -> Response:
         body, _ = read_body(await request.body(), ollama.NameBody)
         return JsonResponse(ollama.shown_of(await service.answering.open(ollama.model_name(body.model or body.name))))
+
+
+def _add_head_routes(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
+    """Watchdogs, and Ollama's own clients, ask with HEAD whether somebody is there; FastAPI does not add it to a GET by itself."""
+    for route in routes:
+        if isinstance(route, APIRoute) and route.methods == {"GET"}:
+            app.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False)
 
 
 # ------------------------------------------------------------ state

@@ -4,8 +4,8 @@ from potluck.gateway.error_table import message_of, openai_error, row_of
 from potluck.gateway.request import Json
 
 _ANTHROPIC_TYPES = {
-    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+    429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
 }  # fmt: skip
 
 
@@ -19,7 +19,8 @@ def error_body(error: Exception, path: str) -> Json:
 
 def anthropic_error(error: Exception) -> Json:
     row = row_of(error)
-    shown = {"type": _ANTHROPIC_TYPES.get(row.status, "api_error"), "message": message_of(error), "code": row.code}
+    usual = "invalid_request_error" if row.status < 500 else "api_error"
+    shown = {"type": _ANTHROPIC_TYPES.get(row.status, usual), "message": message_of(error), "code": row.code}
     return {"type": "error", "error": shown}
 
 

@@ -9,13 +9,14 @@ import msgspec
 from potluck.core.errors import BadRequest
 from potluck.core.grammar import Grammar
 from potluck.gateway.answering import ModelCard, OpenModel
-from potluck.gateway.conversations import conversation
+from potluck.gateway.conversations import check_together, conversation
 from potluck.gateway.error_forms import ollama_error
 from potluck.gateway.events import ChoiceFinished, Event, TextDelta, ToolCallArguments, ToolCallStarted, Usage
-from potluck.gateway.reading import checked_limit, read_body, refuse, sampling_params, stop_strings
+from potluck.gateway.reading import checked_limit, converted, read_body, refuse, sampling_params, stop_strings
 from potluck.gateway.request import InferenceRequest, Json
 from potluck.gateway.surface import NDJSON, CollectedCall, CollectedChoice, ndjson, potluck_usage
 
+SIGN_OF_LIFE = "Ollama is running"  # clients compare it
 VERSION = "0.12.0"  # of the API that is spoken; clients look at it to learn what they may send
 _DEFAULTS = {"top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1}
 _OPTIONS = ("temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty")
@@ -91,23 +92,23 @@ def _request(
     body: _Common, *, conversation_of: tuple[list[Json], list[Json]] | None = None, prompt: str | None = None
 ) -> InferenceRequest:
     refuse(body.options, _REFUSED_OPTIONS)
-    try:
-        options = msgspec.convert({k: v for k, v in body.options.items() if v is not None}, Options)
-    except msgspec.ValidationError as error:
-        raise BadRequest(f"options: {error}", "options") from None
+    options = converted({k: v for k, v in body.options.items() if v is not None}, Options)
     values = {name: value for name in _OPTIONS if (value := getattr(options, name)) is not None}
     params = sampling_params(
         values | {"repetition_penalty": options.repeat_penalty}, temperature=0.8, defaults=_DEFAULTS
     )
     limit = None if options.num_predict < 0 else checked_limit(options.num_predict, "num_predict")
+    held, grammar = None if conversation_of is None else conversation(*conversation_of), _grammar(body.format)
+    if held is not None:
+        check_together(grammar, held)
     return InferenceRequest(
         model=model_name(body.model),
-        conversation=None if conversation_of is None else conversation(*conversation_of),
+        conversation=held,
         prompts=() if prompt is None else (prompt,),
         params=params,
         max_tokens=limit,
         stops=stop_strings(options.stop),
-        grammar=_grammar(body.format),
+        grammar=grammar,
     )
 
 

@@ -58,8 +58,8 @@ def read_completion(data: bytes, created: int) -> tuple[InferenceRequest, "Compl
     body, raw = read_body(data, CompletionBody)
     refuse(raw, _REFUSED)
     logprobs = None if body.logprobs is None or body.logprobs is False else int(body.logprobs)
-    if logprobs is not None and logprobs > MAX_TOP_LOGPROBS:
-        raise BadRequest(f"at most {MAX_TOP_LOGPROBS} logprobs can be had", "logprobs")
+    if logprobs is not None and not 0 <= logprobs <= MAX_TOP_LOGPROBS:
+        raise BadRequest(f"logprobs must be from 0 to {MAX_TOP_LOGPROBS}, not {logprobs}", "logprobs")
     if body.stream and body.echo and logprobs is not None:
         raise UnsupportedParameter("echo with logprobs cannot be streamed", "stream")
     request = InferenceRequest(

@@ -26,6 +26,7 @@ from potluck.gateway.surface import SSE, CollectedChoice, potluck_usage, sse, ss
 _REFUSED: dict[str, tuple[object, ...]] = {
     "previous_response_id": ("",), "conversation": (), "background": (False,), "prompt": (), "top_logprobs": (0,),
 }  # fmt: skip
+_LOGPROBS = "message.output_text.logprobs"
 _SERVER_TOOLS = frozenset({
     "web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation", "computer_use_preview", "mcp",
     "namespace", "tool_search",
@@ -48,11 +49,14 @@ class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool = True
     text: dict[str, Any] = {}
     reasoning: dict[str, Any] = {}
+    include: list[str] = []
 
 
 def read_responses(data: bytes, created: int) -> tuple[InferenceRequest, "ResponsesSurface"]:
     body, raw = read_body(data, ResponsesBody)
     refuse(raw, _REFUSED)
+    if _LOGPROBS in body.include:
+        raise UnsupportedParameter(f"include: {_LOGPROBS} cannot be honoured here", "include")
     if body.text.get("verbosity", "medium") != "medium":
         raise UnsupportedParameter("text.verbosity cannot be honoured here", "text")
     effort = body.reasoning.get("effort")
@@ -83,7 +87,7 @@ def _callable_tools(body: ResponsesBody) -> list[Json]:
     """
     if body.tool_choice not in (None, "auto"):
         return body.tools
-    return [tool for tool in body.tools if tool.get("type", "function") not in _SERVER_TOOLS]
+    return [tool for tool in body.tools if str(tool.get("type", "function")) not in _SERVER_TOOLS]
 
 
 def _messages(body: ResponsesBody) -> list[Json]:
@@ -96,7 +100,7 @@ def _messages(body: ResponsesBody) -> list[Json]:
             continue
         # Calls of one turn stand in one message.
         if "tool_calls" in message and messages and messages[-1]["role"] == "assistant":
-            messages[-1] = messages[-1] | {"tool_calls": [*messages[-1].get("tool_calls", ()), *message["tool_calls"]]}
+            messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
         else:
             messages.append(message)
     return messages
@@ -133,6 +137,7 @@ class _Item:
     call_id: str = ""
     name: str = ""
     text: str = ""
+    status: str = "completed"  # once it is closed
 
     def shown(self, status: str) -> Json:
         if self.kind == "function_call":
@@ -140,7 +145,7 @@ class _Item:
                 "type": "function_call", "id": self.id, "call_id": self.call_id, "name": self.name, "arguments": self.text,
                 "status": status,
             }  # fmt: skip
-        content = [_part(self.text)] if self.text or status == "completed" else []
+        content = [_part(self.text)] if self.text or status != "in_progress" else []
         return {"type": "message", "id": self.id, "role": "assistant", "status": status, "content": content}
 
 
@@ -175,8 +180,8 @@ class ResponsesSurface:
 
     def end(self, usage: Usage) -> bytes:
         empty = b"" if self._items else self._open_message()
+        status = self._items[-1].status = "incomplete" if self._reason == "length" else "completed"
         closed = self._close()
-        status = "incomplete" if self._reason == "length" else "completed"
         return empty + closed + self._event(f"response.{status}", {"response": self._response(status, usage)})
 
     def failure(self, error: Exception) -> bytes:
@@ -196,8 +201,8 @@ class ResponsesSurface:
                 "function_call", f"fc_{secrets.token_hex(12)}", f"call_{call.call_id}", call.name, call.arguments
             )
             self._items.append(item)
-        self._reason = choice.reason
-        return self._response("incomplete" if choice.reason == "length" else "completed", usage)
+        status = self._items[-1].status = "incomplete" if choice.reason == "length" else "completed"
+        return self._response(status, usage)
 
     def error_body(self, error: Exception) -> Json:
         return openai_error(error)
@@ -231,7 +236,7 @@ class ResponsesSurface:
             text = self._place(0) | {"text": item.text, "logprobs": []}
             data = self._event("response.output_text.done", text)
             data += self._event("response.content_part.done", self._place(0) | {"part": _part(item.text)})
-        place = {"output_index": len(self._items) - 1, "item": item.shown("completed")}
+        place = {"output_index": len(self._items) - 1, "item": item.shown(item.status)}
         return data + self._event("response.output_item.done", place)
 
     def _place(self, content_index: int | None = None) -> Json:
@@ -247,7 +252,7 @@ class ResponsesSurface:
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
             "id": self.request_id, "object": "response", "created_at": self._created, "status": status, "model": self.model,
-            "output": [] if status == "in_progress" else [item.shown("completed") for item in self._items],
+            "output": [] if status == "in_progress" else [item.shown(item.status) for item in self._items],
             "error": None, "incomplete_details": cut, "instructions": body.instructions, "metadata": {},
             "parallel_tool_calls": body.parallel_tool_calls, "temperature": body.temperature, "top_p": body.top_p,
             "tool_choice": body.tool_choice or "auto", "tools": body.tools, "max_output_tokens": body.max_output_tokens,

@@ -4,7 +4,8 @@ import math
 
 import msgspec
 
-from potluck.core.grammar import Grammar
+from potluck.core.errors import BadGrammar
+from potluck.core.grammar import MAX_GRAMMAR_CHARACTERS, Grammar
 from potluck.gateway.choice import shown_token
 from potluck.gateway.events import TokenLogprobs
 from potluck.orchestrator.frames import PromptLogprobs
@@ -13,7 +14,9 @@ from potluck.text.tokenizer import Tokenizer
 
 
 def with_grammar(request: GenerationRequest, grammar: Grammar) -> GenerationRequest:
-    """The same generation, held to a grammar."""
+    """The same generation, held to a grammar. Raises BadGrammar for one that is so long that no shard would read it."""
+    if len(grammar.text) > MAX_GRAMMAR_CHARACTERS:
+        raise BadGrammar(f"a schema may have {MAX_GRAMMAR_CHARACTERS} characters, not {len(grammar.text)}")
     return msgspec.structs.replace(request, grammar=grammar)
 
 

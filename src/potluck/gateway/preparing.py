@@ -14,6 +14,8 @@ from potluck.orchestrator.generation import GenerationRequest
 from potluck.text.tool_calls import ToolCallParser
 from potluck.text.tool_prompt import render_conversation
 
+_SHRINKING = 2  # by how much normalisation and stripped blanks may make a text shorter than it came
+
 
 class PreparedChoice(msgspec.Struct, frozen=True):
     index: int
@@ -36,10 +38,14 @@ class Prepared(NamedTuple):
 
 def encode_conversation(model: OpenModel, conversation: Conversation) -> list[int]:
     """The prompt's tokens, tools included."""
+    return model.tokenizer.encode_prompt(_rendered(model, conversation))
+
+
+def _rendered(model: OpenModel, conversation: Conversation) -> str:
     tools = [tool.described() for tool in shown_tools(conversation)]
     source = model.tokenizer.spec.chat_template
     text = render_conversation(model.template, source, conversation.messages, tools, conversation.template_variables)
-    return model.tokenizer.encode_prompt(text + conversation.begun_answer)
+    return text + conversation.begun_answer
 
 
 def shown_tools(conversation: Conversation) -> tuple[Tool, ...]:
@@ -54,7 +60,9 @@ def shown_tools(conversation: Conversation) -> tuple[Tool, ...]:
 def prepare(model: OpenModel, request: InferenceRequest, default_max_tokens: int) -> Prepared:
     """Raises BadRequest (context_length_exceeded among it) with whatever cannot be, before anything is started."""
     if request.conversation is not None:
-        prompts = [encode_conversation(model, request.conversation)]
+        text = _rendered(model, request.conversation)
+        _check_length(model, text, "messages")
+        prompts = [model.tokenizer.encode_prompt(text)]
     else:
         prompts = [_tokens_of(model, prompt) for prompt in request.prompts]
     choices: list[PreparedChoice] = []
@@ -101,8 +109,18 @@ def _check_biased_tokens(request: InferenceRequest, vocabulary_size: int) -> Non
         raise BadRequest(f"logit_bias names token {beyond[0]}; the vocabulary has {vocabulary_size}", "logit_bias")
 
 
+def _check_length(model: OpenModel, text: str, param: str) -> None:
+    """Megabytes that cannot fit whatever their tokens are, are not tokenized first: that takes some seconds for each."""
+    most = model.facts.context_length * model.tokenizer.longest_token * _SHRINKING
+    if len(text) > most:
+        raise ContextLengthExceeded(
+            f"the prompt has {len(text)} characters; {model.facts.context_length} tokens hold far fewer", param
+        )
+
+
 def _tokens_of(model: OpenModel, prompt: str | tuple[int, ...]) -> list[int]:
     if isinstance(prompt, str):
+        _check_length(model, prompt, "prompt")
         return model.tokenizer.encode(prompt, parse_special=False)
     size = min(model.facts.vocabulary_size, model.tokenizer.vocabulary_size)
     if any(not 0 <= token < size for token in prompt):

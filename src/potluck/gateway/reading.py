@@ -15,6 +15,8 @@ MAX_CHOICES = 16
 MAX_PROMPTS = 64
 MAX_MAX_TOKENS = 1 << 24
 _PLACE = re.compile(r" - at `\$\.?(.*)`$")
+_MISSING = re.compile(r"^Object missing required field `(\w+)`$")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -25,19 +27,35 @@ def read_body(data: bytes, kind: type[T]) -> tuple[T, Json]:
     except RecursionError:
         raise BadRequest("the body is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequest(f"the body is not JSON: {error}") from None
+        raise BadRequest(f"the body is not JSON: {_explained(data, error)}") from None
     if not isinstance(raw, dict):
         raise BadRequest("the body must be a JSON object")
     raw = {key: value for key, value in raw.items() if value is not None}
+    return converted(raw, kind), raw
+
+
+def converted(raw: Json, kind: type[T]) -> T:
+    """Raises BadRequest with the field that is wrong."""
     try:
-        return msgspec.convert(raw, kind), raw
+        return msgspec.convert(raw, kind)
     except RecursionError:
         raise BadRequest("the body is nested too deeply") from None
     except msgspec.ValidationError as error:
         message = str(error)
+        if missing := _MISSING.search(message):
+            raise BadRequest(f"{missing.group(1)} is missing", missing.group(1)) from None
         place = _PLACE.search(message)
         param = place.group(1) if place is not None else None
         raise BadRequest(f"{param or 'the body'}: {_PLACE.sub('', message)}", param) from None
+
+
+def _explained(data: bytes, error: Exception) -> str:
+    """What the decoder says, but where that misleads: half a surrogate pair near the end is to it a body that was cut off."""
+    if not data:
+        return "it is empty"
+    if data.rstrip().endswith(b"}") and _SURROGATE.search(data) and "truncated" in str(error):
+        return r"half of a character that \u escapes write in two (a lone surrogate)"
+    return str(error)
 
 
 def refuse(raw: Json, neutral: Mapping[str, tuple[object, ...]]) -> None:
@@ -47,6 +65,18 @@ def refuse(raw: Json, neutral: Mapping[str, tuple[object, ...]]) -> None:
             raise UnsupportedParameter(f"{name} cannot be honoured here", name)
 
 
+class _SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+
+
 def sampling_params(
     raw: Json, *, temperature: float, logprobs: int | None = None, defaults: Mapping[str, Any] | None = None
 ) -> SamplingParams:
@@ -54,18 +84,14 @@ def sampling_params(
 
     Without a seed every request has one of its own, as clients expect where they ask for random text.
     """
-    names = ("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
-    values = {**(defaults or {}), **{name: raw[name] for name in names if name in raw}}
+    # Surfaces name in their bodies what their own clients send; the other fields count just as much where they come.
+    given = msgspec.structs.asdict(converted(raw, _SamplingFields))
+    named = {name: value for name, value in given.items() if value is not None}
+    values: dict[str, Any] = {"temperature": temperature, **(defaults or {}), **named}
     values["top_k"] = max(0, values.get("top_k", 0))  # -1 is how some clients say "off"
-    seed = raw.get("seed")
-    params = SamplingParams(
-        **values,
-        temperature=raw.get("temperature", temperature),
-        logit_bias=_logit_bias(raw.get("logit_bias", {})),
-        seed=secrets.randbits(64) if seed is None else seed & ((1 << 64) - 1),
-        logprobs=logprobs,
-    )
-    return params.check()
+    values["logit_bias"] = _logit_bias(values.get("logit_bias", {}))
+    values["seed"] = secrets.randbits(64) if "seed" not in named else named["seed"] & ((1 << 64) - 1)
+    return SamplingParams(**values, logprobs=logprobs).check()
 
 
 def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:

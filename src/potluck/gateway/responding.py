@@ -7,9 +7,9 @@ the prompt is still being read by the shards and nothing has been sent yet.
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -31,7 +31,9 @@ from potluck.orchestrator.generation import GenerationRequest
 _log = logging.getLogger(__name__)
 DiagnosticsMode = Literal["off", "events", "comments"]
 _LOOK_AGAIN_S = 0.1  # whether a shard has room
-_INLINE_BYTES = 16_384  # a body up to here is tokenized in the loop; a larger one beside it
+_INLINE_BYTES = 4_096  # a body up to here is read and tokenized in the loop; a larger one beside it
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,10 +95,14 @@ class Service:
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _prepared(self, model: OpenModel, request: InferenceRequest, size_bytes: int) -> Prepared:
-        limit = self.settings.default_max_tokens
-        if size_bytes <= _INLINE_BYTES:
-            return prepare(model, request, limit)
-        return await asyncio.to_thread(prepare, model, request, limit)
+        return await beside_the_loop(size_bytes, prepare, model, request, self.settings.default_max_tokens)
+
+
+async def beside_the_loop(size_bytes: int, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """What takes long for a large body must not hold up everybody else's answers."""
+    if size_bytes <= _INLINE_BYTES:
+        return work(*args, **kwargs)
+    return await asyncio.to_thread(work, *args, **kwargs)
 
 
 class GenerationResponse(Response):

@@ -24,6 +24,9 @@ from potluck.net.addresses import format_address, parse_address
 
 _ANY_HOST = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 _HEADER_PATIENCE_S = 10.0
+_IDLE_PATIENCE_S = (
+    30  # longer than SDKs keep a connection that rests (5 s): whoever closes first must not be the one who is asked
+)
 _MAX_HEADER_BYTES = 32 << 10
 _MAX_CONNECTIONS = 4096
 
@@ -120,7 +123,7 @@ class GatewayServer:
             build_app(self.service, guard, self._extend), loop="none", http=_TimedProtocol, ws="none", lifespan="off",
             interface="asgi3", log_config=None, access_log=False, server_header=False, proxy_headers=False,
             h11_max_incomplete_event_size=_MAX_HEADER_BYTES, limit_concurrency=_MAX_CONNECTIONS, backlog=2048,
-            timeout_graceful_shutdown=2,
+            timeout_graceful_shutdown=2, timeout_keep_alive=_IDLE_PATIENCE_S,
         )  # fmt: skip
         # It says of every rubbish that a scanner sends that it was rubbish, and whoever likes could fill a disk with it.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
@@ -159,7 +162,7 @@ class GatewayServer:
 
 def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))

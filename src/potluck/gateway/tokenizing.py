@@ -8,11 +8,12 @@ from starlette.responses import Response
 
 from potluck.core.errors import BadRequest
 from potluck.core.tokenizer_spec import TokenizerSpec
+from potluck.gateway.answering import OpenModel
 from potluck.gateway.conversations import conversation
 from potluck.gateway.preparing import encode_conversation
 from potluck.gateway.reading import read_body
 from potluck.gateway.request import Json
-from potluck.gateway.responding import Service
+from potluck.gateway.responding import Service, beside_the_loop
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,28 +57,33 @@ def _inlined(schema: Any, components: Json) -> Any:
 def add_tokenizer_routes(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize", openapi_extra=described_body(TokenizeBody))
     async def tokenize(request: Request) -> Response:
-        body, _ = read_body(await request.body(), TokenizeBody)
+        data = await request.body()
+        body, _ = await beside_the_loop(len(data), read_body, data, TokenizeBody)
         model = await service.answering.open(body.model)
-        if (body.prompt is None) == (not body.messages):
-            raise BadRequest("there must be either a prompt or messages", "prompt")
-        if body.prompt is None:
-            tokens = encode_conversation(model, conversation(body.messages, body.tools))
-        else:
-            tokens = model.tokenizer.encode(body.prompt, parse_special=True, add_special=body.add_special_tokens)
+        tokens = await beside_the_loop(len(data), _tokens_of, model, body)
         strings = [model.tokenizer.spec.tokens[token] for token in tokens] if body.return_token_strs else None
         length = model.facts.context_length
         return _json({"tokens": tokens, "count": len(tokens), "max_model_len": length, "token_strs": strings})
 
     @app.post("/detokenize", openapi_extra=described_body(DetokenizeBody))
     async def detokenize(request: Request) -> Response:
-        body, _ = read_body(await request.body(), DetokenizeBody)
+        data = await request.body()
+        body, _ = await beside_the_loop(len(data), read_body, data, DetokenizeBody)
         model = await service.answering.open(body.model)
-        return _json({"prompt": model.tokenizer.decode(body.tokens)})
+        return _json({"prompt": await beside_the_loop(len(data), model.tokenizer.decode, body.tokens)})
 
     @app.get("/tokenizer_info")
     async def tokenizer_info() -> Response:
         model = await service.answering.open(None)
         return _json(_info(model.tokenizer.spec) | {"model_max_length": model.facts.context_length})
+
+
+def _tokens_of(model: OpenModel, body: TokenizeBody) -> list[int]:
+    if (body.prompt is None) == (not body.messages):
+        raise BadRequest("there must be either a prompt or messages", "prompt")
+    if body.prompt is None:
+        return encode_conversation(model, conversation(body.messages, body.tools))
+    return model.tokenizer.encode(body.prompt, parse_special=True, add_special=body.add_special_tokens)
 
 
 def _info(spec: TokenizerSpec) -> Json:

@@ -67,6 +67,7 @@ class NodeAdministration(Administration):
         self._swarm, self.api_url, self._needs_key, self._on_left = swarm, api_url, needs_key, on_left
         self._allows_chaos = allows_chaos
         self._ending: asyncio.TimerHandle | None = None
+        self._names: dict[bytes, str] = {}  # also of those that have gone; as many as there were members
         self._measuring = LinkMeasuring(swarm.node.transport)
 
     @property
@@ -279,11 +280,18 @@ class NodeAdministration(Administration):
     # ------------------------------------------------------------ news
 
     def recent_news(self) -> tuple[NewsItem, ...]:
-        return tuple(_item(news) for news in self._swarm.news)
+        return tuple(_item(news, self._name_of(news.node)) for news in self._swarm.news)
+
+    def _name_of(self, node: bytes) -> str:
+        """As people know it; a machine that is lost has no advert any more that would tell."""
+        view = self._swarm.view
+        if view is not None:
+            self._names |= {each: seen.advert.name for each, seen in view.nodes.items()}
+        return self._names.get(node) or short_id(node)
 
     def listen(self, on_news: Callable[[NewsItem], None], on_changed: Callable[[], None]) -> Callable[[], None]:
         def told(news: News) -> None:
-            on_news(_item(news))
+            on_news(_item(news, self._name_of(news.node)))
 
         self._swarm.on_news.append(told)
         self._swarm.on_changed.append(on_changed)
@@ -343,8 +351,7 @@ class NodeAdministration(Administration):
         return is_drained
 
 
-def _item(news: News) -> NewsItem:
-    name = short_id(news.node)
+def _item(news: News, name: str) -> NewsItem:
     text = news.text if news.kind in ("plan", "failover") else f"{name} {_WORDS.get(news.kind, news.kind)}"
     if news.kind == "lost" and news.text:
         text += f": {news.text}"

@@ -1,8 +1,9 @@
 """Grammars over a vocabulary: whether one can be used, and which tokens it allows next. llguidance does the parsing.
 
 What is allowed is a pure function of the grammar and the tokens generated so far; nothing else is remembered that could change it.
-Work is bounded by the library's own counters (fuel, states, items), which a hostile grammar meets within a second or so: not by a
-clock, because a busy machine must not refuse in the middle of an answer what another has accepted.
+Work is bounded by the library's own counters (fuel, states, items), which a hostile grammar meets within a second or so, and by
+`schema_limits.py` where it has none: not by a clock, because a busy machine must not refuse in the middle of an answer what another
+has accepted.
 """
 
 from collections import OrderedDict
@@ -16,11 +17,16 @@ import numpy.typing as npt
 from potluck.core.errors import BadGrammar
 from potluck.core.grammar import MAX_GRAMMAR_CHARACTERS, Grammar
 from potluck.core.tokenizer_spec import TokenizerSpec
+from potluck.text.schema_limits import check_schema
 from potluck.text.tokenizer import Tokenizer
 
 Mask = npt.NDArray[np.bool_]
 _MOST_COMPILED = 8
 _LONGEST_COMPLAINT = 400
+_CLEARER = {
+    "oneOf constraints are not supported": "the cases of a oneOf overlap, so that it cannot be told which one is being written; use anyOf",
+    "NoExtensionBias": "nothing at all can be written under it; does it refer only to itself?",
+}
 _BLANK = r"[ \t]|\r?\n[ \t]{0,64}"  # one space, or a new line with its indentation
 
 
@@ -58,15 +64,20 @@ def _source(grammar: Grammar) -> str:
 def _tidy(schema: str) -> str:
     """The schema, with an end to blanks between its values: small models can write line breaks until their limit."""
     decoded = msgspec.json.decode(schema)
+    check_schema(decoded)
     if not isinstance(decoded, dict):
         return schema
     return msgspec.json.encode({"x-guidance": {"whitespace_pattern": _BLANK}, **decoded}).decode()
 
 
 def _explained(grammar: Grammar, complaint: str) -> str:
-    return (
-        f"this {grammar.kind} cannot be used: {complaint.removesuffix('<non-verbose/>').strip()[:_LONGEST_COMPLAINT]}"
-    )
+    return f"this {grammar.kind} cannot be used: {_plain(complaint)}"
+
+
+def _plain(complaint: str) -> str:
+    """The library's words, but for those that only its own programmers understand."""
+    shown = complaint.removesuffix("<non-verbose/>").strip()
+    return next((clear for start, clear in _CLEARER.items() if shown.startswith(start)), shown[:_LONGEST_COMPLAINT])
 
 
 class _Vocabulary:
@@ -185,8 +196,7 @@ class GrammarMatcher:
 
     def _require(self, went_well: bool) -> None:
         if not went_well:
-            complaint = self._matcher.get_error().removesuffix("<non-verbose/>").strip()
-            raise BadGrammar(f"the grammar cannot be followed further: {complaint[:_LONGEST_COMPLAINT]}")
+            raise BadGrammar(f"the grammar cannot be followed further: {_plain(self._matcher.get_error())}")
 
 
 def _common_length(first: Sequence[int], second: Sequence[int]) -> int:

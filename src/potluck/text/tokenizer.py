@@ -6,6 +6,7 @@ Knows no file format (a TokenizerSpec has everything) and no chat template.
 import time
 import unicodedata
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 
 import regex
 
@@ -43,6 +44,11 @@ class Tokenizer:
     @property
     def vocabulary_size(self) -> int:
         return len(self.spec.tokens)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """In characters as the vocabulary writes them; no token stands for more of a text's."""
+        return max(map(len, self.spec.tokens), default=1)
 
     def is_special(self, token_id: int) -> bool:
         """Whether the token is a mark for the model rather than text: control and unknown tokens."""

@@ -85,7 +85,7 @@ def test_figures_come_from_usage_and_a_stopped_answer_counts_its_pieces(capsys: 
     assert told.out == "Hi there"
     assert "failover: a → b, pause 120 ms" in told.err
     assert "21 tokens, 10.0 tokens/s" in figures_line(stream.figures())
-    assert "aaaaaaaa → bbbbbbbb, 1 failovers (120 ms)" in figures_line(stream.figures())
+    assert "aaaaaaaa → bbbbbbbb, 1 failover (120 ms)" in figures_line(stream.figures())
 
 
 def test_what_a_model_writes_cannot_command_the_terminal() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from potluck.cli.api_options import api_options, gateway_settings, started
+from potluck.cli.chat import base_url
 from potluck.cli.main import run
 from potluck.core.errors import BadRequest
 from potluck.gateway.server import GatewayServer
@@ -52,3 +53,22 @@ def test_a_home_that_cannot_be_made_is_told_with_a_way_out(
     monkeypatch.setenv("POTLUCK_HOME", "/proc/nowhere")
     assert run(["up", "--api", "off"]) == 1
     assert "POTLUCK_HOME" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("typed", "here"), [("run", "chat"), ("serve", "up"), ("ls", "models"), ("ps", "status")])
+def test_whoever_types_another_programs_command_hears_its_name_here(
+    typed: str, here: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([typed]) == 2
+    assert f"here it is: potluck {here} " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("group", [[], ["bench"], ["service"]])
+def test_the_list_of_commands_is_in_whole_sentences(group: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*group, "--help"]) == 0
+    assert "..." not in capsys.readouterr().out.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize("url", ["10.0.0.7:7470", "http://10.0.0.7:7470/", "http://10.0.0.7:7470/v1"])
+def test_another_nodes_address_may_be_typed_with_or_without_its_ends(url: str) -> None:
+    assert base_url(url) == "http://10.0.0.7:7470"

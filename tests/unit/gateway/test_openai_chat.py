@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+import threading
 
 import pytest
 
 from potluck.core.errors import ShardsFull, ShardUnavailable
 from potluck.gateway.admission import AdmissionSettings
-from potluck.gateway.responding import ServiceSettings
+from potluck.gateway.responding import ServiceSettings, beside_the_loop
 from potluck.orchestrator.frames import PipelineAborted, ShardFailover
 from potluck.testing.memory_answering import MemoryAnswering
 from tests.support.api import MESSAGES, TOOLS, app_of, deltas_of, events_of, post
@@ -115,14 +116,14 @@ def test_a_limit_ends_with_length() -> None:
         ({"messages": [{"role": "wizard", "content": "x"}]}, "bad_request", "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "unsupported_parameter", "messages"),
         ({"messages": "x"}, "bad_request", "messages"),
-        ({"temperature": 1000}, "bad_request", None),
+        ({"temperature": 1000}, "bad_request", "temperature"),
         ({"n": 0}, "bad_request", "n"),
         ({"n": 1000}, "bad_request", "n"),
         ({"max_tokens": 0}, "bad_request", "max_tokens"),
         ({"max_completion_tokens": 0}, "bad_request", "max_completion_tokens"),
         ({"logit_bias": {"x": 1}}, "bad_request", "logit_bias"),
         ({"top_logprobs": 3}, "bad_request", "top_logprobs"),
-        ({"top_logprobs": 21, "logprobs": True}, "bad_request", None),
+        ({"top_logprobs": 21, "logprobs": True}, "bad_request", "top_logprobs"),
         ({"stop": [""]}, "bad_request", "stop"),
         ({"logit_bias": {"100000": 1}}, "bad_request", "logit_bias"),
         ({"verbosity": "low"}, "unsupported_parameter", "verbosity"),
@@ -145,6 +146,39 @@ def test_what_cannot_be_honoured_is_refused_with_the_field_that_is_wrong(fields,
     assert set(error) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat"])
+def test_a_schema_that_is_too_long_for_the_wire_is_refused_before_a_shard_sees_it(path: str) -> None:
+    """A shard takes what it cannot read for a broken peer, and everybody's answers go down with that link."""
+    schema = {"enum": ["x" * 100] * 3000}
+    answering = MemoryAnswering()
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    held = {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    bodies: list[dict] = (
+        [{"format": schema}] if path == "/api/chat" else [held, {"tools": [tool], "tool_choice": "required"}]
+    )
+    for body in bodies:
+        assert post(app_of(answering), path, {"messages": MESSAGES, **body}).status_code == 400
+    assert answering.model.most_running == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [(b"", "empty"), (b'{"user": "\\ud83d"}', "surrogate"), (b'{"user": "x', "truncated"), (b"{NaN}", "malformed")],
+)
+def test_a_body_that_is_no_json_hears_why(body: bytes, complaint: str) -> None:
+    error = post(app_of(MemoryAnswering()), PATH, body).json()["error"]
+    assert error["code"] == "bad_request"
+    assert complaint in error["message"]
+
+
+def test_only_large_bodies_are_worked_on_beside_the_loop() -> None:
+    async def where(size_bytes: int) -> bool:
+        return await beside_the_loop(size_bytes, threading.get_ident) == threading.get_ident()
+
+    assert asyncio.run(where(1000))
+    assert not asyncio.run(where(1 << 20))
+
+
 def test_harmless_fields_and_nulls_are_ignored() -> None:
     fields = {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "stop": None, "tools": None}
     assert ask(MemoryAnswering(), **fields, something_new=1, modalities=["text"], verbosity="medium").status_code == 200
@@ -155,6 +189,15 @@ def test_a_prompt_that_leaves_no_room_is_refused_before_anything_starts() -> Non
     response = ask(answering, messages=[{"role": "user", "content": "x" * 100}], stream=True)
     assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert answering.model.most_running == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_megabytes_that_cannot_fit_are_refused_without_being_tokenized(path: str) -> None:
+    text = "x" * (1 << 20)
+    body = {"prompt": text} if path == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
+    error = post(app_of(MemoryAnswering()), path, body).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", next(iter(body)))
+    assert "characters" in error["message"]
 
 
 def test_an_unknown_model_is_not_found() -> None:

@@ -4,9 +4,12 @@ import json
 
 import pytest
 
+from potluck.gateway.anthropic_messages import read_messages
+from potluck.gateway.events import Usage
+from potluck.gateway.surface import CollectedChoice
 from potluck.orchestrator.frames import PipelineAborted
 from potluck.testing.memory_answering import MemoryAnswering
-from tests.support.api import MESSAGES, TOOLS, app_of, deltas_of, events_of, get, post
+from tests.support.api import MESSAGES, TOOLS, app_of, deltas_of, events_of, get, post, with_client
 
 CALL = 'Well.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 ANTHROPIC_TOOL = {"name": "weather", "description": "x", "input_schema": TOOLS[0]["function"]["parameters"]}
@@ -313,3 +316,91 @@ def test_anthropics_sdk_finds_its_own_fields_in_the_list_of_models() -> None:
     body = get(app_of(MemoryAnswering()), "/v1/models").json()
     assert (body["has_more"], body["first_id"], body["data"][0]["type"]) == (False, "memory", "model")
     assert body["data"][0]["created_at"].endswith("Z")
+
+
+def test_calls_that_stand_side_by_side_are_one_turn_of_the_model() -> None:
+    calls = [{"type": "function_call", "call_id": f"c{n}", "name": "weather", "arguments": "{}"} for n in range(3)]
+    answers = [{"type": "function_call_output", "call_id": f"c{n}", "output": "rain"} for n in range(3)]
+    seen: list[str] = []
+
+    def script(request) -> str:
+        seen.append(answering.model.tokenizer.decode(request.prompt))
+        return "Rain."
+
+    answering = MemoryAnswering(script)
+    question = {"role": "user", "content": "Weather?"}
+    assert respond(answering, input=[question, *calls, *answers], tools=[RESPONSES_TOOL]).status_code == 200
+    assert seen[0].count("assistant\n") == 2  # the turn with the three calls, and the one that is to come
+    assert seen[0].count('<tool_call>\n{"name": "weather"') == 3
+    assert respond(MemoryAnswering(), input=[question, *calls * 100]).json()["error"]["code"] == "bad_request"
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/health", "/v1/models", "/v1/models/memory", "/api/tags", "/api/version", "/metrics"]
+)
+def test_whoever_only_wants_to_know_that_somebody_is_there_may_ask_with_head(path: str) -> None:
+    app = app_of(MemoryAnswering())
+    assert with_client(app, lambda client: client.head(path)).status_code == 200
+    assert with_client(app, lambda client: client.head("/v1/messages")).headers["allow"] == "POST"
+
+
+def test_errors_that_have_no_name_of_their_own_at_anthropics_are_told_by_whose_fault_they_are() -> None:
+    assert get(app_of(MemoryAnswering()), "/v1/messages").json()["error"]["type"] == "invalid_request_error"
+    assert message(broken()).json()["error"]["type"] == "timeout_error"
+
+
+SURFACES = {
+    "/v1/chat/completions": {"messages": MESSAGES},
+    "/v1/completions": {"prompt": "x"},
+    "/v1/responses": {"input": "x"},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 5},
+}
+ODD_SAMPLING = [
+    {"seed": "x"}, {"seed": 1.5}, {"min_p": "x"}, {"presence_penalty": []}, {"repetition_penalty": {}}, {"logit_bias": 5},
+    {"logit_bias": {"5": "x"}}, {"top_k": "x"}, {"temperature": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", SURFACES)
+@pytest.mark.parametrize("fields", ODD_SAMPLING, ids=str)
+def test_sampling_fields_of_wrong_types_are_refused_wherever_they_come(path: str, fields: dict[str, object]) -> None:
+    """Also at addresses whose own clients never send them."""
+    assert post(app_of(MemoryAnswering()), path, SURFACES[path] | fields).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "complaint"),
+    [
+        ("/v1/responses", {"input": "x", "include": ["message.output_text.logprobs"]}, "include"),
+        ("/v1/responses", {"input": "x", "tools": [{"type": []}]}, "tools[0]"),
+        (
+            "/v1/messages",
+            {"messages": MESSAGES, "max_tokens": 5, "output_config": {"format": 5}},
+            "output_config.format",
+        ),
+        ("/api/chat", {"messages": MESSAGES, "format": "json", "tools": TOOLS}, "together with tools"),
+        ("/api/chat", {"messages": MESSAGES, "options": {"temperature": "x"}}, "temperature: Expected"),
+        ("/v1/completions", {"prompt": "x", "logprobs": -1}, "logprobs must be from 0 to 20"),
+        ("/v1/messages", {"messages": MESSAGES}, "max_tokens is missing"),
+    ],
+)
+def test_what_would_be_lost_in_silence_is_refused_by_name(path: str, fields: dict, complaint: str) -> None:
+    response = post(app_of(MemoryAnswering()), path, fields)
+    assert response.status_code == 400
+    assert complaint in response.text
+
+
+def test_anthropics_input_tokens_are_those_that_no_cache_gave() -> None:
+    """Its clients add all three up to learn how full the context is."""
+    _, surface = read_messages(json.dumps({"messages": MESSAGES, "max_tokens": 5}).encode(), 0)
+    usage = Usage(prompt_tokens=33, cached_tokens=32, completion_tokens=2)
+    shown = surface.body([CollectedChoice(0, text="Hi")], usage)["usage"]
+    assert (shown["input_tokens"], shown["cache_read_input_tokens"], shown["output_tokens"]) == (1, 32, 2)
+
+
+def test_a_response_that_was_cut_short_says_so_of_its_last_item_too() -> None:
+    events = events_of(respond(MemoryAnswering("Hello"), stream=True, max_output_tokens=2))
+    assert [name for name, _ in events[-2:]] == ["response.output_item.done", "response.incomplete"]
+    assert events[-2][1]["item"]["status"] == events[-1][1]["response"]["output"][0]["status"] == "incomplete"
+    whole = respond(MemoryAnswering("Hello"), max_output_tokens=2).json()
+    assert (whole["status"], whole["output"][0]["status"]) == ("incomplete", "incomplete")

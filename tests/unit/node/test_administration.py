@@ -4,7 +4,9 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI
 
 from potluck.core.errors import BadRequest
 from potluck.gateway.administration import _events, add_administration
@@ -12,12 +14,14 @@ from potluck.gateway.app import build_app
 from potluck.gateway.guarding import GuardSettings
 from potluck.gateway.page_state import ApiFacts, ChaosRequest, PageState, SwarmFacts
 from potluck.gateway.responding import Service, ServiceSettings
+from potluck.identity.keys import short_id
 from potluck.node.administration import NodeAdministration
+from potluck.node.swarm_node import News
 from potluck.swarm.duplicates import Duplicate
 from potluck.swarm.view import Seen, View
 from potluck.testing.memory_answering import MemoryAnswering
 from potluck.wire.messages import Chaos
-from tests.support.api import post
+from tests.support.api import post, with_client
 from tests.support.link_ends import run_test
 from tests.support.swarm_records import KEYS, advert
 
@@ -97,3 +101,25 @@ def test_a_reader_of_events_that_goes_away_is_not_told_any_more() -> None:
         assert swarm.on_news == swarm.on_changed == []
 
     run_test(main())
+
+
+def test_ollamas_clients_find_their_sign_of_life_where_browsers_find_the_page_and_head_ends() -> None:
+    app = FastAPI()
+    add_administration(app, administration(two_nodes(), []))
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        assert (await client.get("/", headers={"Accept": "*/*"})).text == "Ollama is running"
+        assert "<html" in (await client.get("/", headers={"Accept": "text/html"})).text
+        assert (await asyncio.wait_for(client.head("/potluck/events"), 5)).status_code == 200
+
+    with_client(app, ask)
+
+
+def test_news_names_machines_as_people_know_them_also_when_they_have_gone() -> None:
+    view = View(OWN, 0.0, 1, {OTHER: Seen(advert(KEYS[1], name="ben"), 0.0, 120.0)})
+    told = administration(view, [])
+    swarm: Any = told._swarm
+    swarm.news = [News(1.0, "joined", OTHER, ""), News(2.0, "joined", KEYS[2].node_id, "")]
+    assert [item.text for item in told.recent_news()] == ["ben joined", f"{short_id(KEYS[2].node_id)} joined"]
+    swarm.view, swarm.news = View(OWN, 0.0, 2, {}), [News(3.0, "lost", OTHER, "")]
+    assert told.recent_news()[0].text == "ben is lost"

@@ -199,3 +199,15 @@ def test_blanks_between_values_are_few_so_that_no_answer_is_lost_in_them(text: s
     matcher = compiler().matcher(Grammar("json_schema", json.dumps(PERSON)))
     with contextlib.nullcontext() if is_allowed else pytest.raises(BadGrammar):
         matcher.advance_to(tokens)
+
+
+@pytest.mark.parametrize(
+    ("schema", "complaint"),
+    [
+        ('{"oneOf": [{"type": "object"}, {"type": "object"}]}', "use anyOf"),
+        ('{"$ref": "#"}', "nothing at all can be written"),
+    ],
+)
+def test_complaints_that_only_the_library_understands_are_put_in_plain_words(schema: str, complaint: str) -> None:
+    with pytest.raises(BadGrammar, match=complaint):
+        compiler().matcher(Grammar("json_schema", schema))

@@ -43,12 +43,14 @@ function drawMemory(memory) {
     element("div", { class: "memory-words" }, ...MEMORY.map(([name, field]) => element("span", { class: `key mem-${name}`, text: `${MEMORY_WORDS[name]} ${bytes(memory[field])}` }))));
 }
 
+const STATES = { loadable: "asleep, loads when asked", draining: "handing over" };
+
 function drawShard(shard) {
   const load = shard.state === "serving" || shard.state === "spare"
     ? ` · ${shard.sessions}/${shard.max_sessions} sessions · queue ${shard.queue_depth} · ${milliseconds(shard.step_ms)} a step` : "";
   return element("div", { class: "node-shard" },
     element("span", { class: `chip ${shard.state}`, text: layers(shard.first, shard.last) }),
-    element("span", { class: "faint", text: `${shard.model} · ${shard.state}${load}` }));
+    element("span", { class: "faint", text: `${shard.model} · ${STATES[shard.state] ?? shard.state}${load}` }));
 }
 
 function drawFoot(node) {

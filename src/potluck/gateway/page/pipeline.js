@@ -42,8 +42,9 @@ function total(stage) {
 
 function drawSummary(request, stages, whose) {
   const round = stages.reduce((sum, stage) => sum + total(stage), 0);
-  const facts = [whose, PHASES[request.phase] ?? request.phase];
-  if (request.tokens > 0) facts.push(plural(request.tokens, "token"), `${rate(request.tokens_per_s)} tokens/s`);
+  const isOver = request.phase === "finished"; // its last counts came before its last tokens; the answer itself has the right ones
+  const facts = isOver ? [whose] : [whose, PHASES[request.phase] ?? request.phase];
+  if (request.tokens > 0 && !isOver) facts.push(plural(request.tokens, "token"), `${rate(request.tokens_per_s)} tokens/s`);
   if (round > 0) facts.push(`${milliseconds(round)} a step`);
   if (request.failovers > 0) facts.push(plural(request.failovers, "failover"));
   return element("p", { class: "facts", data: { testid: "request-facts", phase: request.phase } }, ...facts.map((fact) => element("span", { text: fact })));
