@@ -64,6 +64,9 @@ class Liveness:
     def standing(self, node: bytes) -> Standing:
         return self._standings.get(node, Standing.ALIVE)
 
+    def is_doubted(self, node: bytes) -> bool:
+        return node in self._standings
+
     def lost_s(self, node: bytes) -> float:
         """When it was lost."""
         return self._lost_s.get(node, 0.0)
@@ -78,7 +81,7 @@ class Liveness:
 
     def set_standing(self, node: bytes, standing: Standing) -> bool:
         """Whether that is news."""
-        if self.standing(node) is standing:
+        if self._standings.get(node, Standing.ALIVE) is standing:
             return False
         if standing is Standing.ALIVE:
             del self._standings[node]
@@ -157,6 +160,14 @@ class Liveness:
         while len(self._reported) >= MAX_REPORTS:
             del self._reported[next(iter(self._reported))]
         self._reported[node] = _Report(stamp, now_s)
+        return True
+
+    def is_known_report(self, node: bytes, stamp: tuple[int, int], sender: bytes, now_s: float) -> bool:
+        """Whether this was heard lately; then `sender` is one more who knows."""
+        known = self._reported.get(node)
+        if known is None or known.stamp != stamp or known.at_s <= now_s - REPORT_MEMORY_S:
+            return False
+        known.informed.add(sender)
         return True
 
     def informed(self, node: bytes) -> set[bytes]:

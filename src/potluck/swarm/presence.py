@@ -101,9 +101,10 @@ class Presence:
 
     def is_alive(self, node: bytes) -> bool:
         """It spoke. Whether it is back after having been lost."""
-        was = self.live.standing(node)
-        if not self.live.set_standing(node, Standing.ALIVE):
+        if not self.live.is_doubted(node):
             return False
+        was = self.live.standing(node)
+        self.live.set_standing(node, Standing.ALIVE)
         self._findings.heard_of(node)
         self._findings.changes += 1
         self.live.is_back(node)
@@ -173,19 +174,21 @@ class Presence:
         message, informed = Suspicion(node, *stamp), self.live.informed(node)
         if is_first:
             informed.update(self._spreading.broadcast(message))
-        else:  # Others said so before: now every link has carried it, so that it has reached everybody.
+        else:  # Others said so before; with a second round of as many it has reached everybody.
             informed.update(self._spreading.tell_others(message, informed))
 
     def on_suspicion(self, sender: bytes, message: Suspicion, now_s: float) -> None:
         """Nobody is lost by another's word: it is passed on once, and looked into after a while."""
-        node, stamp, advert = message.node, Stamp(message.incarnation, message.version), self.advert(message.node)
+        node, stamp = message.node, Stamp(message.incarnation, message.version)
+        if self.live.is_known_report(node, stamp, sender, now_s):
+            return  # most are: a report comes from several sides
+        advert = self.advert(node)
         if advert is None:
             self.live.is_new_report(node, stamp, now_s)  # for when its advert comes, from somebody who knows less
         elif stamp >= advert.stamp and self.is_present(node):
-            if self.live.is_new_report(node, stamp, now_s):
-                self._check_later(node, stamp, now_s)
-                self.live.informed(node).update(self._spreading.broadcast(message, but=sender))
-            self.live.informed(node).add(sender)
+            self.live.is_new_report(node, stamp, now_s)
+            self._check_later(node, stamp, now_s)
+            self.live.informed(node).update((sender, *self._spreading.broadcast(message, but=sender)))
 
     def _check_later(self, node: bytes, stamp: Stamp, now_s: float) -> None:
         """Within a while, so that a thousand nodes do not all dial one at the same moment."""

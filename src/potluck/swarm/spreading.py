@@ -17,6 +17,7 @@ from potluck.wire.messages import Message
 
 FAN_OUT = 3  # for a mere refresh: whoever is left out hears of it in the next comparison
 ROUND_FAN_OUT = 3
+SECOND_FAN_OUT = 8  # of a loss that was heard of before it was found: a node is left out by all with a chance of e^-16
 ROUND_GAP_S = 0.2
 REFRESH_BATCH_S = 1.0  # refreshes are announced together
 
@@ -69,8 +70,8 @@ class Spreading:
         return nodes
 
     def tell_others(self, message: Message, informed: Collection[bytes]) -> list[bytes]:
-        """To every linked node but these; returns to whom."""
-        nodes = [node for node in self._linked if node not in informed]
+        """To so many linked nodes but these: however many links there are, a report costs the same. Returns to whom."""
+        nodes = self._some([node for node in self._linked if node not in informed], SECOND_FAN_OUT)
         for node in nodes:
             self._findings.send(node, message)
         return nodes
@@ -107,5 +108,7 @@ class Spreading:
                 self._findings.send(node, message)
 
     def some_linked(self, count: int) -> list[bytes]:
-        linked = list(self._linked)
-        return self._draw.sample(linked, count) if count < len(linked) else linked
+        return self._some(list(self._linked), count)
+
+    def _some(self, nodes: list[bytes], count: int) -> list[bytes]:
+        return self._draw.sample(nodes, count) if count < len(nodes) else nodes
