@@ -2,7 +2,8 @@
 
 Whatever breaks, the pipeline is rebuilt under a new epoch, cut back to the journal, fed what it lacks, and goes on with the same
 token. Sampling is a pure function of the journal, so nothing that was delivered can change and nothing that follows can differ.
-Here is what follows from what; what each part knows is its own: `journal`, `flow`, `pipeline`, `progress`, `blame`, `outage`.
+Here is the answer's way from the first OPEN to the last token; what each part knows is its own: `journal` and `flow` the tokens,
+`pipeline` the stages, `progress` the clock, `repair` what is done when something breaks.
 """
 
 import enum
@@ -11,14 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from potluck.core.exactness import Exactness, exactness_of
-from potluck.orchestrator.blame import UNFIT, Blame
 from potluck.orchestrator.flow import Flow
-from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover, ShardStatus, StreamFrame, TokenDelta
+from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover, StreamFrame, TokenDelta
 from potluck.orchestrator.journal import Journal
-from potluck.orchestrator.outage import Outage, Troubles
+from potluck.orchestrator.outage import Outage
 from potluck.orchestrator.pipeline import Pipeline, send_to
 from potluck.orchestrator.progress import ProgressWatch
 from potluck.orchestrator.recovery import Feed, HeadStage
+from potluck.orchestrator.repair import Decision, Deed, Repair, Repick
 from potluck.orchestrator.request import GenerationRequest, GenerationSettings, StepTiming
 from potluck.orchestrator.reuse import LEAST_POSITIONS, Kept, Resumption
 from potluck.planner.cover import Placed
@@ -40,9 +41,6 @@ from potluck.wire.messages import (
 )
 
 __all__ = ["Generation", "GenerationRequest", "GenerationSettings", "Phase", "Repick", "StepTiming"]
-
-# Chooses a covering pipeline for the whole model, keeping the given stages where they are; None where there is none.
-Repick = Callable[[Sequence[Placed | None], frozenset[bytes], bool], list[list[Placed]] | None]
 
 
 class Phase(enum.Enum):
@@ -74,14 +72,14 @@ class Generation:
         self.formed_s: float | None = None  # when the first pipeline stood
         self.counters: Counter[str] = Counter()
         self.on_timing: Callable[[StepTiming], None] = _ignore
-        self._head, self._repick = head, repick
+        self._head = head
         self._journal = Journal(request, 0 if resumption is None else resumption.length)
         self._pipeline = Pipeline(request, settings, pipeline, new_session_id, self.counters)
         longest = self._journal.scores.most_positions
         self._flow = Flow(settings, wants_tokens=request.max_tokens > 0, longest_chunk=longest)
         self._watch = ProgressWatch(settings, sum(placed.step_us for placed in pipeline) / 1e6)
-        self._blame = Blame()
-        self._troubles = Troubles(settings)
+        self._repair = Repair(request, settings, self._pipeline, repick, self.counters)
+        self._troubles = self._repair.troubles
         self._effects: list[SendTo] = []
         self._frames: deque[StreamFrame] = deque()
         if resumption is not None:
@@ -165,11 +163,11 @@ class Generation:
     def on_candidates(self, now_s: float) -> None:
         """The set of shards that can be reached has changed; somebody who was missing may be back."""
         if self.phase is Phase.WAITING:
-            self._rebuild(now_s)
+            self._carry_out(self._repair.rebuild(now_s), now_s)
 
     def on_returned(self, node: bytes, now_s: float) -> None:
         """A node that was lost has been reached again."""
-        self._blame.returned(node)
+        self._repair.blame.returned(node)
         self.on_candidates(now_s)
 
     # ------------------------------------------------------------ forming an epoch
@@ -256,7 +254,7 @@ class Generation:
         if isinstance(message, Opened | Rewired):
             return self._on_answer(stage, message, now_s)
         if isinstance(message, Refused):
-            return self._on_refused(stage, message, now_s)
+            return self._carry_out(self._repair.on_refused(stage, message, self._watch.moved_s, now_s), now_s)
         if isinstance(message, Fault):
             return self._on_fault(stage, message, now_s)
         if isinstance(message, Probed):
@@ -274,9 +272,7 @@ class Generation:
             return
         problem = journal.problem_with(message, body)
         if problem is not None:
-            self.counters["shard_corruption"] += 1
-            self._blame.distrust(stage.placed.node)
-            return self._fail([stage], problem, now_s, "shard_corruption")
+            return self._carry_out(self._repair.on_rubbish(stage, problem, watch.moved_s, now_s), now_s)
         journal.confirmed = message.position
         flow.arrived(message.position)
         self._tell_scores(now_s)
@@ -329,84 +325,23 @@ class Generation:
         if self.phase not in (Phase.NEW, Phase.ENDED):  # who is lost before the start is found lost when asked to open
             self._fail(self._pipeline.on(node), f"connection lost: {reason}", now_s)
 
+    def _fail(self, stages: Sequence[HeadStage], reason: str, now_s: float) -> None:
+        self._carry_out(self._repair.lose(stages, reason, self._watch.moved_s, now_s), now_s)
+
     def _on_fault(self, stage: HeadStage, message: Fault, now_s: float) -> None:
-        if message.epoch != self.epoch and message.culprit != stage.placed.node:
-            self.counters["stale_epoch"] += 1
-            return None
-        self.counters[message.code] += 1
-        if self._is_hopeless(stage, message.code):
-            return self._abort(message.code, message.message)
-        if message.code == "outbox_dropped":
-            stage.has_outbox = False
-            if message.epoch == self.epoch and self.phase is Phase.RUNNING:
-                self._pipeline.empty_after(stage)
-                self._again(now_s)
-            return None
-        culprits = self._pipeline.on(message.culprit)
-        if not culprits:
-            # It blames the head, or somebody who is not part of this: whoever is right, the two cannot go on together.
-            self._troubles.last_refusal = (message.code, message.message)
-            culprits = [stage]
-        elif message.code in UNFIT:
-            culprits = self._blame.of_rubbish(stage, culprits, self._pipeline.stages)
-        return self._fail(culprits, message.message, now_s, message.code)
+        is_running, moved_s = self.phase is Phase.RUNNING, self._watch.moved_s
+        self._carry_out(self._repair.on_fault(stage, message, moved_s, now_s, is_running=is_running), now_s)
 
-    def _is_hopeless(self, stage: HeadStage, code: str) -> bool:
-        """Whether the request is at fault, as the shard that chooses tokens says: another would say the same."""
-        return code == "bad_grammar" and self.request.grammar is not None and stage is self._pipeline.stages[-1]
-
-    def _on_refused(self, stage: HeadStage, message: Refused, now_s: float) -> None:
-        if message.epoch != self.epoch:
-            return None
-        if self._is_hopeless(stage, message.code):
-            return self._abort(message.code, message.message)
-        self._troubles.last_refusal = (message.code, message.message)
-        if message.code in UNFIT:
-            self._blame.distrust(stage.placed.node)
-        return self._fail([stage], f"refused: {message.message}", now_s, message.code, is_gone=False)
-
-    def _fail(
-        self, stages: Sequence[HeadStage], reason: str, now_s: float, code: str = "shard_unavailable", *,
-        is_gone: bool = True,
-    ) -> None:  # fmt: skip
-        """The nodes of these stages are lost: say so, and rebuild without them. What is lost already is no news."""
-        lost = self._pipeline.lose(stages)
-        if not lost:
-            return
-        self._troubles.lost([stage.name for stage in lost], self._watch.moved_s)
-        self._blame.exclude(stage.placed.node for stage in lost)
-        for stage in lost:
-            self._frames.append(ShardStatus(stage.name, stage.placed.node.hex(), "degraded", reason, code))
-            # Where it still lives it must not keep KV for a session that has moved on; where not, it is not dialled for that.
-            self._effects.append(SendTo(stage.placed.node, None, Close(stage.session)))
-        if is_gone:
-            self._effects += self._pipeline.news_of(lost, reason)
-        self._rebuild(now_s)
-
-    def _rebuild(self, now_s: float) -> None:
-        kept, excluded = self._pipeline.kept, self._blame.excluded
-        groups = self._repick(kept, excluded, self._troubles.prefers_local)
-        if groups is None and not self._troubles.prefers_local:
-            groups = self._repick(kept, excluded, True)
-        if groups is None:
-            return self._wait(now_s)
-        self._pipeline.replace(groups)
-        return self._again(now_s)
-
-    def _wait(self, now_s: float) -> None:
-        """Nobody holds some layers. Survivors keep their KV; the stream stays open for a while."""
-        self._troubles.wait(now_s)
-        self.phase = Phase.WAITING
-        self._watch.drop_questions()
-        if self._troubles.is_hopeless(now_s):
-            self._abort(*self._troubles.last_refusal)
-
-    def _keep_waiting(self, now_s: float) -> None:
-        if self._troubles.is_hopeless(now_s):
-            self._abort(*self._troubles.last_refusal)
-        elif self._troubles.is_retry_due(now_s):
-            self._blame.forgive()
-            self._rebuild(now_s)
+    def _carry_out(self, decision: Decision, now_s: float) -> None:
+        self._effects += decision.effects
+        self._frames += decision.frames
+        if decision.deed is Deed.FORM:
+            self._again(now_s)
+        elif decision.deed is Deed.WAIT:
+            self.phase = Phase.WAITING
+            self._watch.drop_questions()
+        elif decision.deed is Deed.ABORT:
+            self._end(PipelineAborted(*decision.reason, len(self.generated)))
 
     # ------------------------------------------------------------ the clock
 
@@ -418,7 +353,7 @@ class Generation:
         if watch.has_slept(late_s):
             self._woke(late_s, now_s)
         elif self.phase is Phase.WAITING:
-            self._keep_waiting(now_s)
+            self._carry_out(self._repair.keep_waiting(now_s), now_s)
         elif watch.is_probing:
             if watch.is_time_up(now_s):
                 self._judge(now_s)
@@ -450,15 +385,9 @@ class Generation:
             return
         if finding.stalled is None:
             return self._fail(finding.silent, "does not answer", now_s)
-        giver, taker = finding.stalled
-        stalled = taker if giver is None else self._blame.of_two(giver, taker)
-        self._troubles.last_refusal = ("pipeline_stalled", "no progress within the time allowed")
-        return self._fail([stalled], "made no progress", now_s, "pipeline_stalled")
+        return self._carry_out(self._repair.on_stall(*finding.stalled, self._watch.moved_s, now_s), now_s)
 
     # ------------------------------------------------------------ the end
-
-    def _abort(self, code: str, message: str) -> None:
-        self._end(PipelineAborted(code, message, len(self.generated)))
 
     def _finished(self, reason: Literal["stop", "length", "cancelled"]) -> Finished:
         return Finished(reason, len(self.generated), self.failovers, self.exactness, self._journal.reused)

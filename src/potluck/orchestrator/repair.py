@@ -1,0 +1,152 @@
+"""What is done about a stage that fails, refuses, lies or stalls: who goes, who comes instead, or how long one waits. Pure.
+
+Knows the stages, whom to believe and how to find others; not what is generated. What it decides the generation carries out.
+"""
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from potluck.orchestrator.blame import UNFIT, Blame
+from potluck.orchestrator.frames import ShardStatus
+from potluck.orchestrator.outage import Troubles
+from potluck.orchestrator.pipeline import Pipeline
+from potluck.orchestrator.recovery import HeadStage
+from potluck.orchestrator.request import GenerationRequest, GenerationSettings
+from potluck.planner.cover import Placed
+from potluck.wire.effects import SendTo
+from potluck.wire.messages import Close, Fault, Refused
+
+# Chooses a covering pipeline for the whole model, keeping the given stages where they are; None where there is none.
+Repick = Callable[[Sequence[Placed | None], frozenset[bytes], bool], list[list[Placed]] | None]
+
+
+class Deed(enum.Enum):
+    """FORM: a new epoch of the stages as they are now. WAIT: nobody holds some layers. ABORT: nothing helps."""
+
+    NOTHING = "nothing"
+    FORM = "form"
+    WAIT = "wait"
+    ABORT = "abort"
+
+
+class Decision(NamedTuple):
+    """A deed, after the reader was told `frames` and the shards `effects`; `reason`: of an ABORT, code and words."""
+
+    deed: Deed
+    effects: Sequence[SendTo] = ()
+    frames: Sequence[ShardStatus] = ()
+    reason: tuple[str, str] = ("", "")
+
+
+NOTHING = Decision(Deed.NOTHING)
+
+
+class Repair:
+    """`troubles` lasts from the first sign to the next token; whom one believes, to the end of the answer."""
+
+    def __init__(
+        self, request: GenerationRequest, settings: GenerationSettings, pipeline: Pipeline, repick: Repick,
+        counters: Counter[str],
+    ) -> None:  # fmt: skip
+        self._request, self._pipeline, self._repick, self._counters = request, pipeline, repick, counters
+        self.blame = Blame()
+        self.troubles = Troubles(settings)
+
+    def __repr__(self) -> str:
+        return f"<Repair of {self._pipeline!r}: {self.blame!r}, {self.troubles!r}>"
+
+    # ------------------------------------------------------------ what shards say
+
+    def on_fault(self, stage: HeadStage, message: Fault, moved_s: float, now_s: float, *, is_running: bool) -> Decision:
+        """`moved_s`: when something last went on."""
+        pipeline = self._pipeline
+        if message.epoch != pipeline.epoch and message.culprit != stage.placed.node:
+            self._counters["stale_epoch"] += 1
+            return NOTHING
+        self._counters[message.code] += 1
+        if self._is_hopeless(stage, message.code):
+            return Decision(Deed.ABORT, reason=(message.code, message.message))
+        if message.code == "outbox_dropped":
+            stage.has_outbox = False
+            if message.epoch != pipeline.epoch or not is_running:
+                return NOTHING
+            pipeline.empty_after(stage)
+            return Decision(Deed.FORM)
+        culprits = pipeline.on(message.culprit)
+        if not culprits:
+            # It blames the head, or somebody who is not part of this: whoever is right, the two cannot go on together.
+            self.troubles.last_refusal = (message.code, message.message)
+            culprits = [stage]
+        elif message.code in UNFIT:
+            culprits = self.blame.of_rubbish(stage, culprits, pipeline.stages)
+        return self.lose(culprits, message.message, moved_s, now_s, message.code)
+
+    def on_refused(self, stage: HeadStage, message: Refused, moved_s: float, now_s: float) -> Decision:
+        if message.epoch != self._pipeline.epoch:
+            return NOTHING
+        if self._is_hopeless(stage, message.code):
+            return Decision(Deed.ABORT, reason=(message.code, message.message))
+        self.troubles.last_refusal = (message.code, message.message)
+        if message.code in UNFIT:
+            self.blame.distrust(stage.placed.node)
+        return self.lose([stage], f"refused: {message.message}", moved_s, now_s, message.code, is_gone=False)
+
+    def _is_hopeless(self, stage: HeadStage, code: str) -> bool:
+        """Whether the request is at fault, as the shard that chooses tokens says: another would say the same."""
+        return code == "bad_grammar" and self._request.grammar is not None and stage is self._pipeline.stages[-1]
+
+    def on_rubbish(self, stage: HeadStage, problem: str, moved_s: float, now_s: float) -> Decision:
+        """What cannot be a result has come from the last stage, to the head itself."""
+        self._counters["shard_corruption"] += 1
+        self.blame.distrust(stage.placed.node)
+        return self.lose([stage], problem, moved_s, now_s, "shard_corruption")
+
+    def on_stall(self, giver: HeadStage | None, taker: HeadStage, moved_s: float, now_s: float) -> Decision:
+        """Nothing moves at `taker`, or between the two."""
+        stalled = taker if giver is None else self.blame.of_two(giver, taker)
+        self.troubles.last_refusal = ("pipeline_stalled", "no progress within the time allowed")
+        return self.lose([stalled], "made no progress", moved_s, now_s, "pipeline_stalled")
+
+    # ------------------------------------------------------------ losing and replacing
+
+    def lose(
+        self, stages: Sequence[HeadStage], reason: str, moved_s: float, now_s: float, code: str = "shard_unavailable", *,
+        is_gone: bool = True,
+    ) -> Decision:  # fmt: skip
+        """The nodes of these stages are lost: say so, and rebuild without them. What is lost already is no news."""
+        lost = self._pipeline.lose(stages)
+        if not lost:
+            return NOTHING
+        self.troubles.lost([stage.name for stage in lost], moved_s)
+        self.blame.exclude(stage.placed.node for stage in lost)
+        told = [ShardStatus(stage.name, stage.placed.node.hex(), "degraded", reason, code) for stage in lost]
+        # Where it still lives it must not keep KV for a session that has moved on; where not, it is not dialled for that.
+        sent = [SendTo(stage.placed.node, None, Close(stage.session)) for stage in lost]
+        if is_gone:
+            sent += self._pipeline.news_of(lost, reason)
+        return self.rebuild(now_s)._replace(effects=sent, frames=told)
+
+    def rebuild(self, now_s: float) -> Decision:
+        """Somebody else for every stage that is lost, or patience. Survivors keep their KV; the stream stays open for a while."""
+        kept, excluded = self._pipeline.kept, self.blame.excluded
+        groups = self._repick(kept, excluded, self.troubles.prefers_local)
+        if groups is None and not self.troubles.prefers_local:
+            groups = self._repick(kept, excluded, True)
+        if groups is not None:
+            self._pipeline.replace(groups)
+            return Decision(Deed.FORM)
+        self.troubles.wait(now_s)
+        return self._given_up() if self.troubles.is_hopeless(now_s) else Decision(Deed.WAIT)
+
+    def keep_waiting(self, now_s: float) -> Decision:
+        if self.troubles.is_hopeless(now_s):
+            return self._given_up()
+        if not self.troubles.is_retry_due(now_s):
+            return NOTHING
+        self.blame.forgive()
+        return self.rebuild(now_s)
+
+    def _given_up(self) -> Decision:
+        return Decision(Deed.ABORT, reason=self.troubles.last_refusal)
