@@ -4,6 +4,7 @@
 """
 
 import os
+import sys
 
 import msgspec
 import pytest
@@ -23,7 +24,7 @@ class Bounds(msgspec.Struct):
 
 
 BOUNDS = {10: Bounds(1.0, 1.5, 9.0, 400), 100: Bounds(2.0, 4.0, 12.0, 2000), 1000: Bounds(6.0, 12.0, 20.0, 16_000)}
-CHURN_MINUTES = {10: 60.0, 100: 60.0, 1000: 10.0} if IS_LONG else {10: 15.0, 100: 1.0}
+CHURN_MINUTES = {10: 60.0, 100: 60.0, 1000: 60.0} if IS_LONG else {10: 15.0, 100: 1.0}
 SIZES = (10, 100, 1000) if IS_LONG else (10, 100)
 
 
@@ -32,6 +33,8 @@ def test_news_reaches_all_and_no_ghost_is_left(nodes: int) -> None:
     settings = SwarmBenchSettings(nodes=nodes, churn_minutes=CHURN_MINUTES[nodes], steady_s=60.0)
     report, bounds = bench_swarm(settings, print), BOUNDS[nodes]
     print(report)
+    if IS_LONG:  # an hour's work: worth keeping, also when it is as it should be
+        print(f"\n{report}", file=sys.__stdout__, flush=True)
     assert report.join_s <= bounds.join_s
     assert report.death_s <= bounds.death_s
     assert report.unplugged_s <= bounds.unplugged_s

@@ -152,9 +152,8 @@ class Liveness:
     # ------------------------------------------------------------ what others say
 
     def is_new_report(self, node: bytes, stamp: tuple[int, int], now_s: float) -> bool:
-        """Whether this was not heard lately; remembered from now on, until the node is heard again."""
-        known = self._reported.get(node)
-        if known is not None and known.stamp == stamp and known.at_s > now_s - REPORT_MEMORY_S:
+        """Whether neither this nor a report of a later statement was heard lately; remembered from now on, until the node is heard again."""
+        if self.was_reported(node, stamp, now_s):
             return False
         self._reported.pop(node, None)
         while len(self._reported) >= MAX_REPORTS:
@@ -164,10 +163,9 @@ class Liveness:
 
     def is_known_report(self, node: bytes, stamp: tuple[int, int], sender: bytes, now_s: float) -> bool:
         """Whether this was heard lately; then `sender` is one more who knows."""
-        known = self._reported.get(node)
-        if known is None or known.stamp != stamp or known.at_s <= now_s - REPORT_MEMORY_S:
+        if not self.was_reported(node, stamp, now_s):
             return False
-        known.informed.add(sender)
+        self._reported[node].informed.add(sender)
         return True
 
     def informed(self, node: bytes) -> set[bytes]:
