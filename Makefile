@@ -52,7 +52,7 @@ long-rest:
 	POTLUCK_LONG=1 $(BIN)/pytest $(BY_FILE) $(REAL_PROCESSES)
 
 long-membership:
-	POTLUCK_LONG=1 nice -n 19 $(BIN)/pytest tests/chaos/test_membership.py
+	POTLUCK_LONG=1 nice -n 19 $(BIN)/pytest -rP tests/chaos/test_membership.py
 
 check:
 	$(MAKE) --jobs=2 lint kernels

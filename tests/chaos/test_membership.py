@@ -4,7 +4,6 @@
 """
 
 import os
-import sys
 
 import msgspec
 import pytest
@@ -33,8 +32,6 @@ def test_news_reaches_all_and_no_ghost_is_left(nodes: int) -> None:
     settings = SwarmBenchSettings(nodes=nodes, churn_minutes=CHURN_MINUTES[nodes], steady_s=60.0)
     report, bounds = bench_swarm(settings, print), BOUNDS[nodes]
     print(report)
-    if IS_LONG:  # an hour's work: worth keeping, also when it is as it should be
-        print(f"\n{report}", file=sys.__stdout__, flush=True)
     assert report.join_s <= bounds.join_s
     assert report.death_s <= bounds.death_s
     assert report.unplugged_s <= bounds.unplugged_s
