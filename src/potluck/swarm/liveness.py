@@ -152,7 +152,7 @@ class Liveness:
     # ------------------------------------------------------------ what others say
 
     def is_new_report(self, node: bytes, stamp: tuple[int, int], now_s: float) -> bool:
-        """Whether neither this nor a report of a later statement was heard lately; remembered from now on, until the node is heard again."""
+        """Whether neither this nor one of a later statement was heard lately. Remembered from now on, until the node is heard again."""
         if self.was_reported(node, stamp, now_s):
             return False
         self._reported.pop(node, None)
