@@ -459,10 +459,11 @@ class World:
             party.lost(lost)
 
     def gone(self, node: bytes) -> None:
-        """The system closes a dead process's connections: everybody learns within a millisecond."""
+        """The system closes a dead process's connections: everybody learns within a millisecond, after what was still under way."""
         for other in [*self.shards, *self.heads]:
             if other != node:
-                self.clock.after(self.delay_s, lambda other=other: self._tell_lost(other, node))  # type: ignore[misc]
+                when = max(self.clock.now_s + self.delay_s, self._arrival_s.get((node, other), 0.0))
+                self.clock.at(when, lambda other=other: self._tell_lost(other, node))  # type: ignore[misc]
 
     def restart(self, node: bytes) -> None:
         """A dead node comes back with the same key and nothing else; heads reach it again."""
