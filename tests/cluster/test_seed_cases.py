@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -278,12 +278,12 @@ class SlowNode(Node):
         super().__init__(key, TlsTransport(key, admit_anyone))
         self._steps = 0
 
-    def _send(self, effect: SendTo) -> None:
-        self._steps += isinstance(effect.message, Step)
-        if isinstance(effect.message, Step) and self._steps > 10:
-            asyncio.get_running_loop().call_later(1.0, super()._send, effect)
+    def _send_all(self, effects: Sequence[SendTo]) -> None:
+        self._steps += sum(isinstance(effect.message, Step) for effect in effects)
+        if self._steps > 10 and any(isinstance(effect.message, Step) for effect in effects):
+            asyncio.get_running_loop().call_later(1.0, super()._send_all, effects)
         else:
-            super()._send(effect)
+            super()._send_all(effects)
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from potluck import __version__
 from potluck.core.errors import BadSwarmFile, ModelNotFound, NotEntitled, PotluckError, ShardUnavailable
@@ -106,7 +106,7 @@ class Node:
     def add_shard(
         self, settings: ShardSettings, worker: WorkerSettings, model: ServedModel | None = None
     ) -> ShardServer:
-        server = ShardServer(self.id, settings, worker, self.links.send_all, self.metrics)
+        server = ShardServer(self.id, settings, worker, self._send_all, self.metrics)
         server.on_suspect = self.orchestrator.on_suspect
         self.shards.append(server)
         self.orchestrator.store.put(self.id, "", self._describe(0), is_own=True)
@@ -207,6 +207,9 @@ class Node:
 
     def _send(self, effect: SendTo) -> None:
         self.links.send(effect.node, effect.address, effect.message, effect.body)
+
+    def _send_all(self, effects: Sequence[SendTo]) -> None:
+        self.links.send_all(effects)
 
     def _on_message(self, sender: bytes, message: Message, body: bytes) -> None:
         if type(message) is Step and (owner := self._owners.get(message.session)) is not None:

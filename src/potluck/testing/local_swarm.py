@@ -104,10 +104,13 @@ class LocalProcess:
         if self.is_alive:
             self._process.send_signal(number)
 
-    def end(self) -> None:
-        """In good order where it listens, by force where it does not."""
+    def ask_to_end(self) -> None:
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)
+
+    def end(self) -> None:
+        """In good order where it listens, by force where it does not."""
+        self.ask_to_end()
         try:
             self._process.wait(timeout=5.0)
         except subprocess.TimeoutExpired:
@@ -221,8 +224,9 @@ class LocalSwarm:
         self.end()
 
     def end(self) -> None:
-        if self.head is not None:
-            self.head.end()
-        for node in self.nodes:
-            node.end()
+        processes = [*([self.head] if self.head is not None else []), *self.nodes]
+        for process in processes:  # all at once, so that a slow machine waits for the slowest and not for each
+            process.ask_to_end()
+        for process in processes:
+            process.end()
         self._folder.cleanup()
