@@ -141,7 +141,9 @@ class ChaosHead:
     # ------------------------------------------------------------ asking
 
     def params(self, configuration: Configuration) -> DistributedChatParams:
-        return DistributedChatParams(settings=GenerationSettings(uses_ring=configuration.uses_ring, prefill_chunk=32))
+        # Two blows can hit all who hold some layers; one of them comes back, a stopped worker after half a minute.
+        settings = GenerationSettings(uses_ring=configuration.uses_ring, prefill_chunk=32, holder_wait_s=60.0)
+        return DistributedChatParams(settings=settings)
 
     def request(self, configuration: Configuration) -> GenerationRequest:
         """The same for every run: an answer does not end before its last token, and boundaries are those of the whole pipeline."""
