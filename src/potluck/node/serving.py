@@ -27,6 +27,7 @@ from potluck.wire.messages import Stage
 from potluck.wire.worker_settings import WorkerSettings
 
 _SPIN_S, _SPINNING_CORES = 0.004, 8
+_REHEARSING_CORES = 4
 _REHEARSAL_LEAD_S = 0.0012  # two daemons and a worker are reached in about half of it
 
 
@@ -168,8 +169,8 @@ def spin_s(device: str) -> float:
 
 
 def rehearsal_lead_s(device: str) -> float:
-    """On a CPU with a core besides the one that computes; GPUs' nodes stay awake all the time."""
-    return _REHEARSAL_LEAD_S if spin_s(device) == 0 and (os.cpu_count() or 1) > 1 else 0.0
+    """On CPUs with cores to spare: on two, whoever looks for a step is in the way of those who send it. GPUs' nodes stay awake anyway."""
+    return _REHEARSAL_LEAD_S if spin_s(device) == 0 and (os.cpu_count() or 1) >= _REHEARSING_CORES else 0.0
 
 
 def serve(node: Node, model: StoredModel, stage: Stage, settings: ServingSettings) -> ShardServer:
