@@ -14,6 +14,7 @@ PING_ATTEMPTS = 3
 _SMOOTHING = 0.2
 MAX_REPORTS = 1024
 REPORT_MEMORY_S = 30.0
+MAX_TURNS = 3
 
 
 class Standing(enum.Enum):
@@ -37,10 +38,15 @@ class _Waiting:
 
 
 class _Report:
-    __slots__ = ("at_s", "informed", "stamp")
+    __slots__ = ("at_s", "informed", "latest", "stamp", "turns")
 
-    def __init__(self, stamp: tuple[int, int], at_s: float) -> None:
+    def __init__(self, stamp: tuple[int, int], at_s: float, before: "_Report | None" = None) -> None:
+        """`turns`: how often a report of the latest statement, or of an older one, was told again."""
         self.stamp, self.at_s = stamp, at_s
+        self.latest: tuple[int, int] = stamp
+        self.turns: int = 0
+        if before is not None and stamp <= before.latest:
+            self.latest, self.turns = before.latest, before.turns + 1
         self.informed: set[bytes] = set()
 
 
@@ -152,18 +158,28 @@ class Liveness:
     # ------------------------------------------------------------ what others say
 
     def is_new_report(self, node: bytes, stamp: tuple[int, int], now_s: float) -> bool:
-        """Whether neither this nor one of a later statement was heard lately. Remembered from now on, until the node is heard again."""
-        if self.was_reported(node, stamp, now_s):
+        """Whether this was not heard lately; remembered from now on, until the node is heard again."""
+        if self._knows(node, stamp, now_s):
             return False
-        self._reported.pop(node, None)
+        before = self._reported.pop(node, None)
         while len(self._reported) >= MAX_REPORTS:
             del self._reported[next(iter(self._reported))]
-        self._reported[node] = _Report(stamp, now_s)
+        self._reported[node] = _Report(stamp, now_s, before)
         return True
+
+    def _knows(self, node: bytes, stamp: tuple[int, int], now_s: float) -> bool:
+        """A report of an older statement than the last one is told again, which helps after a partition; but not for ever.
+
+        Without an end to it, two reports chase each other round a large swarm.
+        """
+        known = self._reported.get(node)
+        if known is None or known.at_s <= now_s - REPORT_MEMORY_S:
+            return False
+        return stamp == known.stamp or (stamp <= known.latest and known.turns >= MAX_TURNS)
 
     def is_known_report(self, node: bytes, stamp: tuple[int, int], sender: bytes, now_s: float) -> bool:
         """Whether this was heard lately; then `sender` is one more who knows."""
-        if not self.was_reported(node, stamp, now_s):
+        if not self._knows(node, stamp, now_s):
             return False
         self._reported[node].informed.add(sender)
         return True

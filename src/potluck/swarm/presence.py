@@ -174,7 +174,7 @@ class Presence:
         message, informed = Suspicion(node, *stamp), self.live.informed(node)
         if is_first:
             informed.update(self._spreading.broadcast(message))
-        else:  # Others said so before; with a second round of as many it has reached everybody.
+        else:  # Others said so before: now every link has carried it, so that it has reached everybody.
             informed.update(self._spreading.tell_others(message, informed))
 
     def on_suspicion(self, sender: bytes, message: Suspicion, now_s: float) -> None:

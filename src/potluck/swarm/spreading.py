@@ -17,7 +17,6 @@ from potluck.wire.messages import Message
 
 FAN_OUT = 3  # for a mere refresh: whoever is left out hears of it in the next comparison
 ROUND_FAN_OUT = 3
-SECOND_FAN_OUT = 8  # of a loss that was heard of before it was found: a node is left out by all with a chance of e^-16
 ROUND_GAP_S = 0.2
 REFRESH_BATCH_S = 1.0  # refreshes are announced together
 
@@ -70,8 +69,8 @@ class Spreading:
         return nodes
 
     def tell_others(self, message: Message, informed: Collection[bytes]) -> list[bytes]:
-        """To so many linked nodes but these: however many links there are, a report costs the same. Returns to whom."""
-        nodes = self._some([node for node in self._linked if node not in informed], SECOND_FAN_OUT)
+        """To every linked node but these; returns to whom."""
+        nodes = [node for node in self._linked if node not in informed]
         for node in nodes:
             self._findings.send(node, message)
         return nodes
@@ -108,7 +107,5 @@ class Spreading:
                 self._findings.send(node, message)
 
     def some_linked(self, count: int) -> list[bytes]:
-        return self._some(list(self._linked), count)
-
-    def _some(self, nodes: list[bytes], count: int) -> list[bytes]:
-        return self._draw.sample(nodes, count) if count < len(nodes) else nodes
+        linked = list(self._linked)
+        return self._draw.sample(linked, count) if count < len(linked) else linked

@@ -257,15 +257,15 @@ def test_a_report_is_passed_on_once_and_not_to_whom_it_came_from() -> None:
     assert not sent(again, Suspicion)
 
 
-def test_a_report_of_an_older_statement_is_no_news() -> None:
-    """Where both went round, nodes that know the older statement would pass on the one and the other for ever."""
+def test_two_reports_of_one_loss_do_not_go_round_for_ever() -> None:
+    """Those who know the older statement heed both."""
     node, _ = hearing(signed(ONE), signed(TWO), signed(THREE), members=(ME, ONE, TWO, THREE))
     node.link_up(THREE.node_id, NOW)
-    newer, older = Suspicion(TWO.node_id, 1, 2), Suspicion(TWO.node_id, 1, 1)
-    assert sent(node.on_message(ONE.node_id, older, NOW + 1), Suspicion)
-    assert sent(node.on_message(ONE.node_id, newer, NOW + 1), Suspicion)
-    for again in (older, newer, older):
-        assert not sent(node.on_message(ONE.node_id, again, NOW + 2), Suspicion)
+    older, newer, newest = (Suspicion(TWO.node_id, 1, version) for version in (1, 2, 3))
+    told = [sent(node.on_message(ONE.node_id, each, NOW + 1), Suspicion) for each in (older, newer) * 5]
+    assert [bool(each) for each in told[:3]] == [True, True, True]
+    assert not any(told[6:])
+    assert sent(node.on_message(ONE.node_id, newest, NOW + 2), Suspicion)
 
 
 def test_who_finds_a_report_true_tells_those_who_may_not_know_it() -> None:
