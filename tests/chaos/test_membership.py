@@ -22,7 +22,7 @@ class Bounds(msgspec.Struct):
     bytes_per_node_s: float
 
 
-BOUNDS = {10: Bounds(1.0, 1.5, 9.0, 400), 100: Bounds(2.0, 4.0, 12.0, 2000), 1000: Bounds(10.0, 12.0, 20.0, 16_000)}
+BOUNDS = {10: Bounds(1.0, 1.5, 9.0, 400), 100: Bounds(2.0, 4.0, 12.0, 2000), 1000: Bounds(6.0, 12.0, 20.0, 16_000)}
 CHURN_MINUTES = {10: 60.0, 100: 60.0, 1000: 60.0} if IS_LONG else {10: 15.0, 100: 1.0}
 SIZES = (10, 100, 1000) if IS_LONG else (10, 100)
 
