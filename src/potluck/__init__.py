@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from potluck.client import AsyncClient, Client
     from potluck.core.shard_health import ShardHealth
     from potluck.orchestrator.frames import StreamFrame
-    from potluck.orchestrator.orchestrator import DistributedChatParams, PipelineOrchestrator
+    from potluck.orchestrator.orchestrator import PipelineOrchestrator
+    from potluck.orchestrator.params import DistributedChatParams
     from potluck.orchestrator.router import Pipeline, ShardDescriptor, ShardHealthTracker, ShardRouter
     from potluck.orchestrator.routing import ShardStore
     from potluck.shard.server import ShardServer
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AsyncClient": "potluck.client",
     "Client": "potluck.client",
-    "DistributedChatParams": "potluck.orchestrator.orchestrator",
+    "DistributedChatParams": "potluck.orchestrator.params",
     "Pipeline": "potluck.orchestrator.router",
     "PipelineOrchestrator": "potluck.orchestrator.orchestrator",
     "ShardDescriptor": "potluck.orchestrator.router",

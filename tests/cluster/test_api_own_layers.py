@@ -15,7 +15,7 @@ from potluck.net.loop import run
 from potluck.node.answering import NodeAnswering, OwnLayers
 from potluck.node.serving import ServingSettings, parse_stage, read_stored_model, serve
 from potluck.orchestrator.frames import ShardFailover, TokenDelta
-from potluck.orchestrator.orchestrator import DistributedChatParams
+from potluck.orchestrator.params import DistributedChatParams
 from potluck.testing.local_swarm import LocalSwarm, NodePlan
 from potluck.weights.store import ModelStore
 from tests.support.swarms import TINY, head_node, stored_tiny

@@ -25,7 +25,7 @@ from potluck.node.node import Node
 from potluck.node.serving import ServingSettings, parse_stage, read_stored_model, serve
 from potluck.orchestrator.frames import Finished, ShardFailover, StreamFrame, TokenDelta
 from potluck.orchestrator.generation import GenerationRequest, GenerationSettings
-from potluck.orchestrator.orchestrator import DistributedChatParams
+from potluck.orchestrator.params import DistributedChatParams
 from potluck.planner.cover import Placed
 from potluck.testing.real_swarm import RealSwarm, layers_of
 from potluck.weights.store import ModelStore

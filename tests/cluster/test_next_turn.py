@@ -14,7 +14,7 @@ from potluck.core.sampling_params import SamplingParams
 from potluck.net.loop import run
 from potluck.node.asking import RemoteModel
 from potluck.orchestrator.frames import Finished, ShardStatus, StreamFrame
-from potluck.orchestrator.orchestrator import DistributedChatParams
+from potluck.orchestrator.params import DistributedChatParams
 from potluck.orchestrator.request import GenerationSettings
 from potluck.testing.local_swarm import LocalNode, LocalSwarm, NodePlan, split_plan
 from tests.support.swarms import TINY, frames_of, head_node, stored_tiny, tokens_of

@@ -20,7 +20,7 @@ from potluck.node.node import Node
 from potluck.node.serving import ServingSettings, parse_stage, read_stored_model, serve
 from potluck.orchestrator.frames import ShardStatus, StreamFrame, TokenDelta
 from potluck.orchestrator.generation import GenerationSettings
-from potluck.orchestrator.orchestrator import DistributedChatParams
+from potluck.orchestrator.params import DistributedChatParams
 from potluck.planner.cover import Placed
 from potluck.shard.in_process import TensorChunk
 from potluck.weights.store import ModelStore

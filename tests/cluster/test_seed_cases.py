@@ -26,7 +26,7 @@ from potluck.node.node import Node
 from potluck.node.serving import ServingSettings, StoredModel, parse_stage, read_stored_model, serve
 from potluck.orchestrator.frames import PipelineAborted, ShardFailover, ShardStatus, StreamFrame, TokenDelta
 from potluck.orchestrator.generation import GenerationRequest, GenerationSettings
-from potluck.orchestrator.orchestrator import DistributedChatParams
+from potluck.orchestrator.params import DistributedChatParams
 from potluck.planner.cover import Placed
 from potluck.testing.local_swarm import LocalNode, LocalSwarm, NodePlan
 from potluck.weights.catalogue import DEFAULT_MODEL_ID

@@ -20,7 +20,7 @@ from potluck.node.node import Node
 from potluck.node.serving import ServingSettings, parse_own_layers, read_stored_model, serve
 from potluck.orchestrator.frames import ShardFailover, ShardStatus, StreamFrame, TokenDelta
 from potluck.orchestrator.generation import GenerationSettings
-from potluck.orchestrator.orchestrator import DistributedChatParams
+from potluck.orchestrator.params import DistributedChatParams
 from potluck.planner.cover import Placed
 from potluck.testing.local_swarm import LocalSwarm, NodePlan
 from potluck.weights.store import ModelStore

@@ -20,7 +20,7 @@ from potluck.node.asking import RemoteModel
 from potluck.node.node import Node
 from potluck.node.serving import ServingSettings, parse_stage, read_stored_model, serve
 from potluck.node.weight_fetch import FetchReport, WeightFetch, WeightSource
-from potluck.orchestrator.orchestrator import DistributedChatParams
+from potluck.orchestrator.params import DistributedChatParams
 from potluck.planner.cover import Placed
 from potluck.testing.local_swarm import LocalNode, NodePlan
 from potluck.testing.lying_home import make_lying_home

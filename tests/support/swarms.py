@@ -16,7 +16,7 @@ from potluck.node.asking import RemoteModel
 from potluck.node.node import Node
 from potluck.orchestrator.frames import PipelineAborted, StreamFrame, TokenDelta
 from potluck.orchestrator.generation import GenerationRequest
-from potluck.orchestrator.orchestrator import DistributedChatParams
+from potluck.orchestrator.params import DistributedChatParams
 from potluck.weights.pull import Puller
 from potluck.weights.store import ModelEntry, ModelStore
 from tests.support.places import alone

@@ -20,7 +20,7 @@ from potluck.net.tls import TlsTransport
 from potluck.node.node import Node
 from potluck.orchestrator.frames import Finished, PipelineAborted, TokenDelta
 from potluck.orchestrator.generation import GenerationRequest, GenerationSettings, StepTiming
-from potluck.orchestrator.orchestrator import DistributedChatParams
+from potluck.orchestrator.params import DistributedChatParams
 from potluck.testing.local_swarm import LocalSwarm, split_plan
 from potluck.weights.checkpoint import TensorFormat
 from potluck.weights.random_checkpoint import RandomCheckpoint, open_random, random_name

@@ -21,7 +21,7 @@ from potluck.node.asking import RemoteModel
 from potluck.node.node import Node
 from potluck.orchestrator.frames import PipelineAborted, TokenDelta
 from potluck.orchestrator.generation import GenerationSettings, StepTiming
-from potluck.orchestrator.orchestrator import DistributedChatParams
+from potluck.orchestrator.params import DistributedChatParams
 from potluck.testing.local_swarm import LocalSwarm, split_plan
 
 Say = Callable[[str], None]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from potluck.node.asking import RemoteModel
     from potluck.node.node import Node
     from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover
-    from potluck.orchestrator.orchestrator import DistributedChatParams
+    from potluck.orchestrator.params import DistributedChatParams
     from potluck.orchestrator.request import GenerationSettings
     from potluck.wire.messages import Stage
 
@@ -91,7 +91,7 @@ async def _answer(model: "RemoteModel", question: RemoteQuestion, node: "Node") 
 
 def _chat_params(question: RemoteQuestion, own_layers: "tuple[Stage, ...]") -> "DistributedChatParams":
     from potluck.node.configuration_file import read_configuration
-    from potluck.orchestrator.orchestrator import DistributedChatParams
+    from potluck.orchestrator.params import DistributedChatParams
 
     settings = read_configuration()
     return DistributedChatParams(

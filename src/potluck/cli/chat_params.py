@@ -5,14 +5,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from potluck.gateway.server import GatewaySettings
     from potluck.node.answering import OwnLayers
-    from potluck.orchestrator.orchestrator import DistributedChatParams, PipelineOrchestrator
+    from potluck.orchestrator.orchestrator import PipelineOrchestrator
+    from potluck.orchestrator.params import DistributedChatParams
     from potluck.weights.store import ModelStore
 
 
 def api_params(holder_wait_s: float) -> "DistributedChatParams":
     """`holder_wait_s`: how long a stream stays open where nobody holds some layers."""
     from potluck.node.configuration_file import read_configuration
-    from potluck.orchestrator.orchestrator import DistributedChatParams
+    from potluck.orchestrator.params import DistributedChatParams
     from potluck.orchestrator.request import GenerationSettings
 
     configuration = read_configuration()

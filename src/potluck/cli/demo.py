@@ -78,7 +78,7 @@ async def _ask_twice(
     from potluck.node.asking import RemoteModel
     from potluck.node.node import Node
     from potluck.orchestrator.frames import ShardFailover, TokenDelta
-    from potluck.orchestrator.orchestrator import DistributedChatParams
+    from potluck.orchestrator.params import DistributedChatParams
     from potluck.testing.local_swarm import LocalSwarm
 
     assert isinstance(swarm, LocalSwarm)

@@ -16,7 +16,8 @@ from potluck.node.node import Node
 from potluck.node.serving import ServingSettings
 from potluck.orchestrator.frames import StreamFrame
 from potluck.orchestrator.generation import GenerationRequest
-from potluck.orchestrator.orchestrator import DistributedChatParams, PipelineOrchestrator
+from potluck.orchestrator.orchestrator import PipelineOrchestrator
+from potluck.orchestrator.params import DistributedChatParams
 from potluck.planner.cover import Placed
 from potluck.text.chat_template import ChatTemplate
 from potluck.text.tokenizer import Tokenizer

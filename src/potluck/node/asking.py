@@ -32,7 +32,7 @@ from potluck.node.serving import (
 )
 from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover, StreamFrame, TokenDelta
 from potluck.orchestrator.generation import GenerationRequest
-from potluck.orchestrator.orchestrator import DistributedChatParams
+from potluck.orchestrator.params import DistributedChatParams
 from potluck.planner.cover import Placed
 from potluck.text.chat_template import ChatTemplate
 from potluck.text.detokenizer import StopMatcher, StreamingDetokenizer

@@ -151,7 +151,7 @@ class SwarmNode:
         roster = self.keeper.roster
         served = frozenset(Served(m.subject, m.weights_sha256, a) for m in roster.models() for a in KNOWN_ARITHMETICS)
         self.view = view = seen.trusting(roster.may_serve, served)
-        self.node.orchestrator.measured_links = links_of(view)
+        self.node.orchestrator.links_are(links_of(view))
         self.node.orchestrator.offer([(o.node, o.address, o.described, o.is_own) for o in view.offers()])
         self.steward.on_view(view)
         self._changed()

@@ -24,7 +24,7 @@ from potluck.node.asking import RemoteModel
 from potluck.node.node import Node
 from potluck.orchestrator.frames import PipelineAborted, PromptLogprobs, ShardFailover, ShardStatus, TokenDelta
 from potluck.orchestrator.generation import GenerationRequest, GenerationSettings
-from potluck.orchestrator.orchestrator import DistributedChatParams
+from potluck.orchestrator.params import DistributedChatParams
 from potluck.testing.local_swarm import LocalNode, LocalSwarm
 from potluck.wire.messages import Codec, Describe, Described
 

@@ -17,7 +17,8 @@ from potluck.net.memory import MemoryNetwork
 from potluck.net.peers import PeerLinks
 from potluck.orchestrator.frames import Finished, StreamFrame, TokenDelta
 from potluck.orchestrator.generation import GenerationRequest, GenerationSettings
-from potluck.orchestrator.orchestrator import DistributedChatParams, PipelineOrchestrator
+from potluck.orchestrator.orchestrator import PipelineOrchestrator
+from potluck.orchestrator.params import DistributedChatParams
 from potluck.orchestrator.reuse import Kept, reuse_key
 from potluck.planner.costs import Link, Links
 from potluck.planner.cover import Placed
@@ -80,7 +81,7 @@ def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
         board.describe(SHARD, effect.message.nonce, "too late")  # type: ignore[union-attr]
-        assert board.orchestrator._answers == {}
+        assert not board.orchestrator._questions
 
     run(answer())
 
@@ -330,7 +331,7 @@ def test_a_shard_that_was_full_is_asked_again_how_busy_it_is() -> None:
         board.orchestrator.store.put(NEAR, "N:1", described(0, 4))
         with pytest.raises(ShardsFull):
             board.orchestrator.pipeline_for(request(), DistributedChatParams())
-        asking = asyncio.ensure_future(board.orchestrator._refresh("N:1", NEAR))
+        asking = asyncio.ensure_future(board.orchestrator._addresses._refresh("N:1", NEAR))
         await soon()
         board.orchestrator.on_answer(NEAR, described(board.take()[0].message.nonce, 3), b"")  # type: ignore[union-attr]
         await asking
@@ -354,7 +355,7 @@ FIRST_HALF, LAST_HALF = Stage(0, 1, True), Stage(1, 2, False, True)
 def test_requests_go_where_the_measured_way_is_short(slow: str, expected: bytes) -> None:
     async def choose() -> bytes:
         board = offering((FAR, FIRST_HALF), (NEAR, FIRST_HALF), (SECOND, LAST_HALF))
-        board.orchestrator.measured_links = links(**{slow.replace(" ", ""): 0.2})
+        board.orchestrator.links_are(links(**{slow.replace(" ", ""): 0.2}))
         return board.orchestrator.pipeline_for(request(), DistributedChatParams())[0].node
 
     assert asyncio.run(choose()) == expected
@@ -377,7 +378,7 @@ def test_what_travels_between_shards_is_what_was_asked_for_and_smaller_on_slow_l
 ) -> None:
     async def choose() -> list[Open]:
         board = offering((NEAR, FIRST_HALF), (SECOND, LAST_HALF))
-        board.orchestrator.measured_links = links(**slow)
+        board.orchestrator.links_are(links(**slow))
         params = DistributedChatParams(activation_dtype=dtype)  # type: ignore[arg-type]
         asking = asyncio.ensure_future(anext(board.orchestrator.chat(request(), params)))
         await soon()
@@ -429,7 +430,7 @@ def test_a_conversation_goes_where_it_was_and_a_system_prompt_in_common_is_no_re
 
     async def ask() -> list[tuple[bytes, bytes | None]]:
         board = offering((NEAR, whole), (FAR, whole), is_linked=True)
-        board.orchestrator.measured_links = links(HF=0.2)
+        board.orchestrator.links_are(links(HF=0.2))
         params = DistributedChatParams(settings=GenerationSettings(keeps_kv=True))
         asked = msgspec.structs.replace(request(), prompt=prompt)
         kept = Kept((*prompt[:shared], 7, 7, 7), (Placed(FAR, "F:1", whole),), (b"k" * 16,))

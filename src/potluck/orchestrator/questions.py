@@ -1,0 +1,57 @@
+"""Questions to other nodes and their answers, matched by node and number."""
+
+import asyncio
+from collections.abc import Callable
+
+from potluck.core.errors import BadRequest, LinkClosed
+from potluck.wire.effects import SendTo
+from potluck.wire.messages import Described, Failed, GetTokenizer, Message, TokenizerData
+
+_ANSWER_TIMEOUT_S = 5.0
+
+
+class Questions:
+    def __init__(self, send: Callable[[SendTo], None]) -> None:
+        self._send = send
+        self._answers: dict[tuple[bytes, int], asyncio.Future[tuple[Message, bytes]]] = {}
+        self._nonce = 0
+
+    def __repr__(self) -> str:
+        return f"<Questions {len(self._answers)} without an answer>"
+
+    def __len__(self) -> int:
+        """How many wait for their answer."""
+        return len(self._answers)
+
+    async def ask(self, node: bytes, question: Callable[[int], Message]) -> tuple[Message, bytes]:
+        """One request and its answer. Raises TimeoutError, LinkClosed; a Failed answer is raised as what it says."""
+        self._nonce += 1
+        nonce = self._nonce
+        future: asyncio.Future[tuple[Message, bytes]] = asyncio.get_running_loop().create_future()
+        self._answers[node, nonce] = future
+        try:
+            self._send(SendTo(node, None, question(nonce)))
+            answer, body = await asyncio.wait_for(future, _ANSWER_TIMEOUT_S)
+        finally:
+            self._answers.pop((node, nonce), None)
+        if isinstance(answer, Failed):
+            raise BadRequest(f"{answer.code}: {answer.message}")
+        return answer, body
+
+    async def fetch_tokenizer(self, node: bytes, weights_sha256: str) -> tuple[bytes, bytes]:
+        """The manifest and the tokenizer of a model, as a shard has them; the caller checks them against the hash."""
+        answer, body = await self.ask(node, lambda nonce: GetTokenizer(nonce, weights_sha256))
+        if not isinstance(answer, TokenizerData) or answer.manifest_bytes + answer.tokenizer_bytes != len(body):
+            raise BadRequest("a shard answered with something else than a tokenizer")
+        return body[: answer.manifest_bytes], body[answer.manifest_bytes :]
+
+    def on_answer(self, sender: bytes, message: Described | TokenizerData | Failed, body: bytes) -> None:
+        """Taken from whoever was asked, and from nobody else; what nobody waits for is dropped."""
+        future = self._answers.get((sender, message.nonce))
+        if future is not None and not future.done():
+            future.set_result((message, body))
+
+    def on_lost(self, node: bytes, reason: str) -> None:
+        for (asked, _), answer in self._answers.items():
+            if asked == node and not answer.done():
+                answer.set_exception(LinkClosed(f"{node.hex()[:8]} was lost before it answered: {reason}"))
