@@ -23,6 +23,7 @@ from potluck.orchestrator.generation import GenerationSettings
 from potluck.orchestrator.params import DistributedChatParams
 from potluck.planner.cover import Placed
 from potluck.shard.in_process import TensorChunk
+from potluck.shard.rehearsals import Rehearsals
 from potluck.weights.store import ModelStore
 from potluck.wire.messages import Stage
 from potluck.worker.local_model import LocalModel
@@ -207,3 +208,32 @@ def test_activations_go_in_and_come_out_of_a_shard_in_the_same_process(models_ho
     model.close()
     assert rows == result.hidden.tobytes()
     assert (left, callers) == ([0, 0], "{}")
+
+
+def test_rehearsals_reach_the_worker_and_change_no_token(models_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines with two cores have none of themselves."""
+    taken = []
+    take = Rehearsals.take
+
+    def counting(self: Rehearsals, *arguments: object) -> None:
+        taken.append(1)
+        take(self, *arguments)  # type: ignore[arg-type]
+
+    async def ask() -> list[int]:
+        stored = read_stored_model(ModelStore(models_home / "models"), "smollm2-135m")
+        async with head_node([]) as first, head_node([]) as second:
+            for node, layers in ((first, "0-14"), (second, "15-29")):
+                serve(node, stored, parse_stage(layers, 30), ServingSettings(threads=1))
+            addresses = [await node.listen("127.0.0.1:0") for node in (first, second)]
+            async with head_node(addresses) as head:
+                model = await RemoteModel.find(head, "smollm2-135m")
+                request = msgspec.structs.replace(model.request(range(1, 20), SamplingParams(seed=5), 40), eos=())
+                return tokens_of(await frames_of(head, request, DistributedChatParams()))
+
+    monkeypatch.setattr(Rehearsals, "take", counting)
+    monkeypatch.setattr("potluck.node.serving.rehearsal_lead_s", lambda device: 0.0)
+    without = run(ask())
+    assert not taken
+    monkeypatch.setattr("potluck.node.serving.rehearsal_lead_s", lambda device: 0.0012)
+    assert run(ask()) == without
+    assert taken
