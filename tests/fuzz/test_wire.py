@@ -25,7 +25,8 @@ from potluck.swarm.adverts import Advert, read_advert, sign_advert
 from potluck.swarm.asking import MAX_REMEMBERED
 from potluck.wire.channel import Channel
 from potluck.wire.codecs import check_rows, decode, encode
-from potluck.wire.frames import HEADER_BYTES, FrameWriter
+from potluck.wire.frame_writer import FrameWriter
+from potluck.wire.frames import HEADER_BYTES
 from potluck.wire.handshake import AccepterHandshake, DialerHandshake, Ticket
 from potluck.wire.messages import (
     AgedRecord,

@@ -3,16 +3,9 @@
 Chunks are granted to the sender as soon as they were consumed, except on streams that the receiver holds.
 """
 
-from potluck.wire.frames import (
-    MAX_QUEUED_BYTES,
-    Buffer,
-    Credited,
-    FrameDecoder,
-    FrameWriter,
-    Progress,
-    Received,
-    stream_of,
-)
+from potluck.wire.frame_decoder import FrameDecoder
+from potluck.wire.frame_writer import FrameWriter
+from potluck.wire.frames import MAX_QUEUED_BYTES, Buffer, Credited, Progress, Received, stream_of
 from potluck.wire.messages import Message
 
 

@@ -16,7 +16,8 @@ from potluck.net.host_limits import HostLimits
 from potluck.net.link import Admits, LinkHandler, admit_anyone
 from potluck.net.tcp import MAX_HALF_OPEN, TcpListener, TcpTransport
 from potluck.net.tls import TlsTransport
-from potluck.wire.frames import HEADER, FrameWriter, Kind
+from potluck.wire.frame_writer import FrameWriter
+from potluck.wire.frames import HEADER, Kind
 from potluck.wire.handshake import (
     AUTH_BYTES,
     HELLO_BYTES,

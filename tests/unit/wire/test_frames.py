@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from potluck.core.errors import LinkFull, ProtocolViolation, WireMisuse
 from potluck.core.limits import TENSOR_CHUNK_BYTES, TENSOR_FLOW_CONTROL_WINDOW
 from potluck.wire.channel import Channel
+from potluck.wire.frame_decoder import FrameDecoder
+from potluck.wire.frame_writer import FrameWriter
 from potluck.wire.frames import (
     HEADER,
     HEADER_BYTES,
@@ -21,8 +23,6 @@ from potluck.wire.frames import (
     URGENT_BYTES,
     URGENT_RESERVE_BYTES,
     Credited,
-    FrameDecoder,
-    FrameWriter,
     Kind,
     Progress,
     Received,
@@ -236,7 +236,7 @@ def test_sender_without_credit_is_found_out() -> None:
 
 def test_chunks_on_ever_new_streams_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is within its own window; what is remembered of them must end somewhere too."""
-    monkeypatch.setattr("potluck.wire.frames.MAX_BUSY_STREAMS", 8)
+    monkeypatch.setattr("potluck.wire.frame_decoder.MAX_BUSY_STREAMS", 8)
     decoder = FrameDecoder()
     chunks = []
     for number in range(1, 11):
