@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from potluck.core.remembered import RememberedAnswers
 from potluck.orchestrator.frames import StreamFrame, TokenDelta
 from potluck.orchestrator.generation import Generation
-from potluck.shard.core import ShardCore, Suspect
+from potluck.shard.core import Remember, ShardCore, Suspect
 from potluck.shard.settings import ShardSettings
 from potluck.testing.hash_model import HashSession, Undisturbed, row_bytes, run_item
 from potluck.wire.effects import SendTo
@@ -247,6 +248,8 @@ class SimShard:
                 self.world.send(self.node, effect)
             elif isinstance(effect, Suspect):
                 self.suspects.append(effect.node)
+            elif isinstance(effect, Remember):
+                self.world.remembered.put(effect.key, effect.answer, self.world.clock.now_s)
             elif isinstance(effect.message, Load):
                 self._start_worker()
             elif isinstance(effect.message, Unload):
@@ -409,6 +412,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.clock = Clock()
+        self.remembered = RememberedAnswers()  # by all shards together
         self.shards: dict[bytes, SimShard] = {}
         self.heads: dict[bytes, SimHead] = {}
         self.delay_s = 0.0005
