@@ -32,7 +32,7 @@ from potluck.wire.messages import Boundary
 LAST_EVENT_ID = "last-event-id"
 _VERSION = 1
 _WEIGHTS_BYTES = 8
-_EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,800})\.([0-9]{1,9})", re.ASCII)
+_EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,1200})\.([0-9]{1,9})", re.ASCII)
 _MOST_BEFORE_TOKENS = 2  # events: the role, and the prompt where it is echoed
 _CALL_ID_ALPHABET = string.ascii_letters + string.digits
 

@@ -1,8 +1,6 @@
 """What a shard's core wants done: messages, work for the worker, whom to avoid, what to remember.
 
-In order; whoever drives the core carries it out.
-
-Knows nothing of why.
+In order; whoever drives the core carries it out. Knows nothing of why.
 """
 
 import msgspec
