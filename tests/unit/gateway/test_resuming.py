@@ -121,7 +121,11 @@ def test_an_answer_that_had_come_to_its_end_needs_nobody_to_go_on() -> None:
     body = body_of(CHAT, {"stream_options": {}})
     whole = split(post(app_of(answering), CHAT, body))
     [request] = answering.model.requests
-    tokens = (*request.prompt, *answering.model.tokenizer.encode("abc", parse_special=False, add_special=False), request.eos[0])
+    tokens = (
+        *request.prompt,
+        *answering.model.tokenizer.encode("abc", parse_special=False, add_special=False),
+        request.eos[0],
+    )
     again = MemoryAnswering("abc")
     again.model.remembered = {
         resume_key(read_event_id(whole[0][0]).handle.secret): AnswerSoFar(len(request.prompt), tokens)
