@@ -53,10 +53,9 @@ class Clock:
     def run(self, is_done: Callable[[], bool], limit_s: float) -> bool:
         """Until `is_done`, or nothing is left, or `limit_s` has passed. Whether it was done."""
         while self._events and not is_done():
-            when, _, action = heapq.heappop(self._events)
-            if when > limit_s:
+            if self._events[0][0] > limit_s:
                 return False
-            self.now_s = when
+            self.now_s, _, action = heapq.heappop(self._events)
             action()
         return is_done()
 
