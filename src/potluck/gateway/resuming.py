@@ -141,6 +141,7 @@ class ResumableAnswer:
         # A new one each time: an earlier head that is still at work must not be taken for this one.
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._request: GenerationRequest | None = None
+        self._arithmetic = 0
 
     @property
     def events_had(self) -> int:
@@ -152,18 +153,19 @@ class ResumableAnswer:
         choice = msgspec.structs.replace(choice, new_call_id=call_ids(self._surface.name))
         if self._resumed is not None:
             choice = await _taken_up(choice, model, self._resumed)
+            known = self._resumed.handle.arithmetic
+            self._arithmetic = known if model.arithmetic_of(choice.request) == known else 0
         request = msgspec.structs.replace(choice.request, resume_key=resume_key(self._secret))
         self._request = request
         return prepared._replace(choices=(msgspec.structs.replace(choice, request=request),))
 
     def numbers(self, answer: Answer | None) -> EventNumbers:
-        """`answer`: as it has begun; None: all of it was remembered, so nothing had to begin."""
-        request, resumed = self._request, self._resumed
+        """`answer`: as it has begun; of one that was resumed all is known before."""
+        request = self._request
         assert request is not None
-        boundaries = request.boundaries if answer is None else answer.boundaries
-        arithmetic = 0 if answer is None else answer.arithmetic
-        if resumed is not None and arithmetic != resumed.handle.arithmetic:
-            arithmetic = resumed.handle.arithmetic if answer is None else 0
+        arithmetic, boundaries = self._arithmetic, request.boundaries
+        if self._resumed is None and answer is not None:
+            arithmetic, boundaries = answer.arithmetic, answer.boundaries
         handle = Handle(
             _VERSION, self._surface.name, self._secret, self._surface.created, bytes.fromhex(request.weights_sha256)[:_WEIGHTS_BYTES],
             request.params.seed.to_bytes(8, "little"), request.max_tokens, arithmetic, boundaries,
