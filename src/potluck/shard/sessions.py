@@ -111,8 +111,10 @@ class ShardSession:
 
     def note_choice(self, sampler: Sampler, position: int, token: int) -> None:
         """A step that is repeated after a cut chooses the same token again."""
-        del self.chosen[position - len(sampler.history) :]
-        self.chosen.append(token)
+        chosen, index = self.chosen, position - len(sampler.history)
+        if index != len(chosen):
+            del chosen[index:]
+        chosen.append(token)
 
     def renew_sampler(self, sampler: Sampler | None) -> None:
         """A new epoch's knows what was accepted in those before."""

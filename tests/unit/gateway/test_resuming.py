@@ -84,7 +84,7 @@ def test_whatever_event_was_the_last_the_others_follow_to_the_byte(kind: str) ->
             second.model.remembered = (
                 {} if chosen is None else {key: AnswerSoFar(len(request.prompt), (*request.prompt, *chosen))}
             )
-            for event_id, _ in whole:
+            for event_id, _ in whole[:: 1 if chosen is None or len(whole) < 40 else 4]:
                 rest = split(await client.post(path, json=body, headers={"Last-Event-ID": event_id}))
                 had = read_event_id(event_id).events
                 assert shown((*whole[:had], *rest)) == shown(whole), (event_id, chosen)
