@@ -8,7 +8,8 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from potluck.gateway.resuming import read_event_id
 from potluck.gateway.server import GatewayServer, GatewaySettings
 from potluck.net.loop import run
 from potluck.node.answering import NodeAnswering
+from potluck.node.node import Node
 from potluck.orchestrator.generation import GenerationSettings
 from potluck.orchestrator.params import DistributedChatParams
 from potluck.testing.local_swarm import LocalHead, LocalSwarm, NodePlan, split_plan
@@ -168,58 +170,98 @@ def test_a_shard_remembers_and_nothing_is_lost_where_that_shard_is_killed_too(sw
     check(swarm, events, body)
 
 
-async def _collected(url: str, body: dict[str, Any], last_id: str | None, kills: int) -> tuple[list[str], Any]:
-    """Texts of the events, and the error where there was one; the process `kills` is killed after ten events."""
+# ---------------------------------------------------------------- heads in this process, over a tiny model
+
+
+TINY_BODY = {
+    "model": TINY,
+    "prompt": "Everyone brings",
+    "max_tokens": 300,
+    "temperature": 0.7,
+    "seed": 3,
+    "stream": True,
+}
+
+
+class Had(NamedTuple):
+    texts: list[str]
+    last_id: str
+    error: Any
+
+
+async def _had(url: str, last_id: str | None = None, most: int = 1000, kills: int = 0) -> Had:
+    """Up to `most` events of an answer, or its error; the process `kills` is killed after ten."""
     texts: list[str] = []
-    headers = {} if last_id is None else {"Last-Event-ID": last_id}
+    event_id, headers = "", {} if last_id is None else {"Last-Event-ID": last_id}
     async with (
         httpx.AsyncClient(timeout=60) as client,
-        client.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as response,
+        client.stream("POST", f"{url}/v1/completions", json=TINY_BODY, headers=headers) as response,
     ):
         assert response.status_code == 200, await response.aread()
         async for line in response.aiter_lines():
+            event_id = line[4:] if line.startswith("id: ") else event_id
             if not line.startswith("data: {"):
                 continue
             event = msgspec.json.decode(line[6:])
             if "error" in event:
-                return texts, event["error"]
+                return Had(texts, event_id, event["error"])
             texts += [choice["text"] for choice in event["choices"]]
             if kills and len(texts) == 10:
                 os.kill(kills, signal.SIGKILL)
-    return texts, None
+            if len(texts) >= most:
+                break
+    return Had(texts, event_id, None)
 
 
-def test_an_answer_whose_last_holder_is_lost_goes_on_when_one_is_back(models_home: Path) -> None:
-    """P5: the error names the event to go on after, and the head itself remembers the tokens."""
+@asynccontextmanager
+async def _api(addresses: list[str], params: DistributedChatParams) -> AsyncIterator[tuple[str, Node]]:
+    async with head_node(addresses) as node:
+        server = GatewayServer(NodeAnswering(node, params), GatewaySettings(address="127.0.0.1:0"))
+        await server.start()
+        try:
+            yield server.url, node
+        finally:
+            await server.stop()
+
+
+@pytest.fixture(scope="module")
+def tiny_swarm(models_home: Path) -> Iterator[LocalSwarm]:
     stored_tiny(models_home)
-    body = {
-        "model": TINY,
-        "prompt": "Everyone brings",
-        "max_tokens": 300,
-        "temperature": 0.7,
-        "seed": 3,
-        "stream": True,
-    }
+    with LocalSwarm(TINY, [NodePlan("0-3"), NodePlan("4-7")], models_home) as swarm:
+        yield swarm
 
-    async def use(swarm: LocalSwarm) -> tuple[list[str], list[str], list[str], Any]:
-        async with head_node(swarm.addresses) as node:
-            params = DistributedChatParams(settings=GenerationSettings(holder_wait_s=0.5))
-            server = GatewayServer(NodeAnswering(node, params), GatewaySettings(address="127.0.0.1:0"))
-            await server.start()
-            try:
-                whole, _ = await _collected(server.url, body, None, 0)
-                first, error = await _collected(server.url, body, None, swarm.nodes[0].pid)
-                await asyncio.to_thread(swarm.restart(swarm.nodes[0]).wait_until_serving)
-                async with asyncio.timeout(20):
-                    while not node.links.linked():  # noqa: ASYNC110 - the head dials again by itself, and tells nobody
-                        await asyncio.sleep(0.05)
-                rest, _ = await _collected(server.url, body, error["resume"], 0)
-                return whole, first, rest, error
-            finally:
-                await server.stop()
 
-    with LocalSwarm(TINY, [NodePlan(None)], models_home) as swarm:
-        whole, first, rest, error = run(use(swarm))
-    assert error["code"] == "shard_unavailable"
-    assert 10 <= len(first) < len(whole)
-    assert [*first, *rest] == whole
+def test_an_answer_is_rounded_at_the_second_head_as_at_the_first(tiny_swarm: LocalSwarm) -> None:
+    """One head sends 8 bits between the shards, the other all; nobody remembers, because the client left the first by itself."""
+
+    async def use() -> tuple[Had, Had, Had, Had]:
+        coarse, fine = DistributedChatParams(activation_dtype="int8"), DistributedChatParams(activation_dtype="fp32")
+        async with _api(tiny_swarm.addresses, coarse) as (first, _), _api(tiny_swarm.addresses, fine) as (second, node):
+            begun = await _had(first, most=40)
+            rounded, unrounded = await _had(first), await _had(second)
+            assert await node.recall(read_event_id(begun.last_id).handle.secret, "") is None
+            return rounded, unrounded, begun, await _had(second, begun.last_id)
+
+    rounded, unrounded, begun, rest = run(use())
+    assert [*begun.texts, *rest.texts] == rounded.texts
+    assert rounded.texts != unrounded.texts
+
+
+def test_an_answer_whose_last_holder_is_lost_goes_on_when_one_is_back(tiny_swarm: LocalSwarm) -> None:
+    """P5: the error names the event to go on after, and the head itself remembers the tokens."""
+
+    async def use() -> tuple[Had, Had, Had]:
+        params = DistributedChatParams(settings=GenerationSettings(holder_wait_s=0.5))
+        async with _api(tiny_swarm.addresses, params) as (url, node):
+            whole, begun = await _had(url), await _had(url, kills=tiny_swarm.nodes[1].pid)
+            await asyncio.to_thread(tiny_swarm.restart(tiny_swarm.nodes[1]).wait_until_serving)
+            async with asyncio.timeout(20):
+                while len(node.links.linked()) < 2:  # noqa: ASYNC110 - the head dials again by itself, and tells nobody
+                    await asyncio.sleep(0.05)
+            return whole, begun, await _had(url, begun.error["resume"])
+
+    whole, begun, rest = run(use())
+    assert begun.error["code"] == "shard_unavailable"
+    assert begun.error["resume"] == begun.last_id
+    assert 10 <= len(begun.texts) < len(whole.texts)
+    assert [*begun.texts, *rest.texts] == whole.texts

@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from potluck.core.errors import BadRequest
 from potluck.core.remembered import AnswerSoFar, resume_key
@@ -156,6 +158,22 @@ def test_the_seed_and_the_limit_are_those_it_was_begun_with() -> None:
 def test_an_id_that_nobody_made_is_refused(event_id: str) -> None:
     with pytest.raises(BadRequest):
         read_event_id(event_id)
+
+
+@given(st.text(max_size=200) | st.from_regex(r"[A-Za-z0-9_-]{1,60}\.[0-9]{1,9}", fullmatch=True))
+def test_any_other_text_is_refused_too(text: str) -> None:
+    with pytest.raises(BadRequest):
+        read_event_id(text)
+
+
+@given(st.integers(0, len(HANDLE.text()) - 1), st.sampled_from("AZaz09_-"))
+def test_a_damaged_handle_is_refused_or_is_another_sound_one(place: int, letter: str) -> None:
+    text = HANDLE.text()
+    try:
+        found = read_event_id(f"{text[:place]}{letter}{text[place + 1 :]}.7")
+    except BadRequest:
+        return
+    assert read_event_id(f"{found.handle.text()}.7") == found
 
 
 def test_a_handle_says_what_it_was_made_of_and_fits_into_a_header() -> None:

@@ -27,6 +27,7 @@ from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
     AnswerData,
+    Boundary,
     Close,
     Describe,
     Described,
@@ -401,6 +402,24 @@ def test_what_travels_between_shards_is_what_was_asked_for_and_smaller_on_slow_l
 
     opens = asyncio.run(choose())
     assert [tuple((b.layer, b.codec) for b in each.boundaries) for each in opens] == [tuple((1, c) for c in codecs)] * 2
+
+
+@pytest.mark.parametrize("boundaries", [(), (Boundary(1, "int8"),)])
+def test_an_answer_that_was_begun_is_rounded_where_it_was_and_nowhere_else(boundaries: tuple[Boundary, ...]) -> None:
+    async def choose() -> tuple[list[Open], list[GenerationRequest]]:
+        board, told = offering((NEAR, FIRST_HALF), (SECOND, LAST_HALF)), list[GenerationRequest]()
+        board.orchestrator.links_are(links(N2=0.05))  # slow: a new answer would be sent in half precision
+        asked = msgspec.structs.replace(request(), boundaries=boundaries, has_fixed_boundaries=True)
+        params = DistributedChatParams(on_begun=told.append)
+        asking = asyncio.ensure_future(anext(board.orchestrator.chat(asked, params)))
+        await soon()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        return [effect.message for effect in board.sent if isinstance(effect.message, Open)], told
+
+    opens, told = asyncio.run(choose())
+    assert [each.boundaries for each in opens] == [boundaries] * 2
+    assert [each.boundaries for each in told] == [boundaries]
 
 
 def test_other_weights_under_the_same_name_have_their_own_code() -> None:
