@@ -175,20 +175,27 @@ class ResumableAnswer:
 
 def resumable(request: InferenceRequest, surface: Surface, last_event_id: str | None) -> ResumableAnswer | None:
     """None: an answer that cannot be resumed. Raises BadRequest where the client wants just that."""
-    can_be = isinstance(surface, ResumableSurface) and surface.is_streaming and request.choice_count == 1
+    if isinstance(surface, ResumableSurface) and surface.is_streaming and request.choice_count == 1:
+        return ResumableAnswer(surface, None if last_event_id is None else read_event_id(last_event_id))
     if last_event_id is None:
-        return ResumableAnswer(surface, None) if can_be and isinstance(surface, ResumableSurface) else None
-    if not can_be or not isinstance(surface, ResumableSurface):
-        raise BadRequest(
-            "only streams of /v1/chat/completions and /v1/completions with one choice can be resumed", LAST_EVENT_ID
-        )
-    return ResumableAnswer(surface, read_event_id(last_event_id))
+        return None
+    raise BadRequest(
+        "only streams of /v1/chat/completions and /v1/completions with one choice can be resumed", LAST_EVENT_ID
+    )
+
+
+def _check_boundaries(boundaries: tuple[Boundary, ...], layer_count: int) -> None:
+    """A shard that is told of impossible ones would be blamed for what it makes of them."""
+    layers = [boundary.layer for boundary in boundaries]
+    if layers != sorted(set(layers)) or any(layer > layer_count for layer in layers):
+        raise BadRequest("Last-Event-ID is damaged", LAST_EVENT_ID)
 
 
 async def _taken_up(choice: PreparedChoice, model: OpenModel, resumed: EventId) -> PreparedChoice:
     handle = resumed.handle
     if bytes.fromhex(model.card.weights_sha256)[:_WEIGHTS_BYTES] != handle.weights:
         raise ResumeImpossible("the answer was begun with other weights than those that are on offer now")
+    _check_boundaries(handle.boundaries, model.facts.layer_count)
     room = model.facts.context_length - len(choice.request.prompt)
     if handle.max_tokens > room:
         raise ResumeImpossible("this is not the request that the answer was begun for: it leaves less room")

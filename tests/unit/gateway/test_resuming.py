@@ -212,6 +212,15 @@ def test_what_has_no_ids_cannot_be_taken_up(path: str, fields: dict[str, Any]) -
     assert refused.status_code == 400
 
 
+@pytest.mark.parametrize("layers", [(3,), (1, 1), (2, 1)])
+def test_boundaries_that_the_model_cannot_have_are_refused(layers: tuple[int, ...]) -> None:
+    event_id = first_id(post(app_of(MemoryAnswering("abc")), CHAT, body_of(CHAT, {})))
+    handle = read_event_id(event_id).handle
+    forged = msgspec.structs.replace(handle, boundaries=tuple(Boundary(layer, "int8") for layer in layers))
+    refused = resume(MemoryAnswering("abc"), CHAT, body_of(CHAT, {}), f"{forged.text()}.1")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "last-event-id")
+
+
 def code_of(response: httpx.Response) -> tuple[int, str]:
     return response.status_code, response.json()["error"]["code"]
 
