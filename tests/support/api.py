@@ -64,6 +64,8 @@ def events_of(response: httpx.Response) -> list[tuple[str | None, Any]]:
                 name, data = ":", line[1:].strip()
             elif line.startswith("event: "):
                 name = line[7:]
+            elif line.startswith("id: "):
+                assert name != ":", line  # whoever reads on after a comment has had no event
             else:
                 assert line.startswith("data: "), line
                 data = line[6:] if line == "data: [DONE]" else json.loads(line[6:])

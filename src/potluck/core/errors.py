@@ -16,6 +16,7 @@ PotluckError
 ├── NotOffered                 not_offered            an address that other servers have and this one does not
 ├── QueueFull                  queue_full             more requests wait than may
 │   └── Overloaded             overloaded             waited too long for a turn, or memory for requests is used up
+├── ResumeImpossible           resume_impossible      an answer that cannot be taken up again where its reader left it
 ├── GenerationAborted          (the frame's own)      a generation that ended early, with the code that its head gave
 ├── NodeFailed                 (the node's own)       a node that was started beside this one ended instead
 ├── BadModelFile               bad_model_file         a model file lies, is cut short or is not supported; names file and field
@@ -140,12 +141,22 @@ class Overloaded(QueueFull):
     code = "overloaded"
 
 
+class ResumeImpossible(PotluckError):
+    """Whoever asks has to begin anew: what was delivered cannot be made again, or belongs to another request."""
+
+    code = "resume_impossible"
+
+
 class GenerationAborted(PotluckError):
-    """The end of a generation that could not go on; `code` is what its last frame said."""
+    """The end of a generation that could not go on; `code` is what its last frame said.
+
+    `resume`: the event after which its reader may take it up again, as a Last-Event-ID.
+    """
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+        self.resume: str | None = None
 
 
 class NodeFailed(PotluckError):

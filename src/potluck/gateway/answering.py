@@ -10,11 +10,13 @@ import msgspec
 
 from potluck.core.exactness import Exactness
 from potluck.core.model_facts import ModelFacts
+from potluck.core.remembered import AnswerSoFar
 from potluck.core.sampling_params import SamplingParams
 from potluck.orchestrator.frames import StreamFrame
 from potluck.orchestrator.generation import GenerationRequest
 from potluck.text.chat_template import ChatTemplate
 from potluck.text.tokenizer import Tokenizer
+from potluck.wire.messages import Boundary
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +40,14 @@ class Answer(Protocol):
     def exactness(self) -> Exactness:
         """As far as the stages say that it began with; frames tell of changes."""
 
+    @property
+    def arithmetic(self) -> int:
+        """The one that all stages began with, where anybody who computes by it chooses the same tokens; 0: not so, or not known."""
+
+    @property
+    def boundaries(self) -> tuple[Boundary, ...]:
+        """Where its activations are rounded, as known when it has begun."""
+
     def frames(self) -> AsyncIterator[StreamFrame]:
         """To the end; closing the iterator early ends the generation on every shard. Can be called once."""
 
@@ -59,6 +69,12 @@ class OpenModel(Protocol):
 
     def check(self, request: GenerationRequest) -> None:
         """Raises ShardUnavailable with what is missing where no pipeline can be had now."""
+
+    def arithmetic_of(self, request: GenerationRequest) -> int:
+        """As `Answer.arithmetic`, of the pipeline that it would get now."""
+
+    async def recall(self, secret: bytes) -> AnswerSoFar | None:
+        """What some node remembers of an answer that broke off."""
 
     def start(self, request: GenerationRequest, label: str = "") -> Answer:
         """Nothing is sent before the first frame is asked for. `label`: what the page calls the request."""

@@ -31,6 +31,7 @@ from potluck.gateway.responding import (
     beside_the_loop,
     send_error,
 )
+from potluck.gateway.resuming import LAST_EVENT_ID, resumable
 from potluck.gateway.surface import Surface
 from potluck.gateway.tokenizing import add_tokenizer_routes, described_body
 
@@ -136,7 +137,8 @@ def _generating(service: Service, read: Reader) -> Callable[[Request], Awaitable
             assert isinstance(surface, ollama.OllamaSurface)
             await service.answering.open(ollama.model_name(surface.model))
             return JsonResponse(surface.loaded())
-        return GenerationResponse(service, wanted, surface, len(data), caller_of(request))
+        answer = resumable(wanted, surface, request.headers.get(LAST_EVENT_ID))
+        return GenerationResponse(service, wanted, surface, len(data), caller_of(request), answer)
 
     return answer
 

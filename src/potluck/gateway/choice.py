@@ -83,6 +83,10 @@ class ChoiceStream:
         self._made = self._shown = 0  # characters that tokens have made, and that were handed out
         self._waiting: deque[_Told] = deque()
 
+    @property
+    def is_holding_logprobs(self) -> bool:
+        return bool(self._waiting)
+
     def push(self, frame: TokenDelta) -> list[Event]:
         self.token_count += 1
         text = self._text_of(frame.token)

@@ -5,7 +5,7 @@ HearthNet §6's codes are `experimental_disabled`, `shard_unavailable`, `pipelin
 
 from typing import NamedTuple
 
-from potluck.core.errors import PotluckError, QueueFull
+from potluck.core.errors import GenerationAborted, PotluckError, QueueFull
 
 _CLIENT, _SERVER, _BUSY = "invalid_request_error", "server_error", "overloaded_error"
 
@@ -34,6 +34,7 @@ _ROWS = (
     Row("not_found", 404, "not_found_error", "There is no such address."),
     Row("method_not_allowed", 405, _CLIENT, "The address exists, but not with this method."),
     Row("request_timeout", 408, _CLIENT, "The request's body did not arrive in time."),
+    Row("resume_impossible", 409, _CLIENT, "An answer that cannot be taken up where it broke off; the message says why. Ask anew."),
     Row("request_too_large", 413, _CLIENT, "The request's body is over the limit."),
     Row("queue_full", 429, "rate_limit_error", "As many requests wait as may. Try again later.", 1),
     Row("not_offered", 501, _SERVER, "Other servers have this address, this one does not (embeddings, images, pulling models)."),
@@ -90,7 +91,14 @@ def message_of(error: BaseException) -> str:
 def openai_error(error: BaseException) -> dict[str, object]:
     row = row_of(error)
     code = error.code if isinstance(error, PotluckError) else row.code
-    shown = {"message": message_of(error), "type": row.type, "param": getattr(error, "param", None), "code": code}
+    shown: dict[str, object] = {
+        "message": message_of(error),
+        "type": row.type,
+        "param": getattr(error, "param", None),
+        "code": code,
+    }
+    if isinstance(error, GenerationAborted) and error.resume is not None:
+        shown["resume"] = error.resume
     return {"error": shown}
 
 

@@ -28,7 +28,7 @@ from potluck.gateway.reading import (
     stop_strings,
 )
 from potluck.gateway.request import InferenceRequest, Json
-from potluck.gateway.surface import SSE, CollectedChoice, potluck_usage, sse, sse_comment
+from potluck.gateway.surface import NAME_BYTES, SSE, CollectedChoice, potluck_usage, sse, sse_comment
 
 # Fields that would change the output, with the values that do not. What is not named here and not a field is harmless.
 _REFUSED: dict[str, tuple[object, ...]] = {
@@ -108,8 +108,12 @@ class ChatSurface:
     def __init__(self, model: str, created: int, is_streaming: bool, includes_usage: bool, n: int) -> None:
         self.is_streaming = is_streaming
         self._includes_usage, self._n = includes_usage, n
-        self.request_id = f"chatcmpl-{secrets.token_hex(12)}"
-        self.model, self._created = model, created
+        self.model = model
+        self.answer_as(secrets.token_bytes(NAME_BYTES), created)
+
+    def answer_as(self, name: bytes, created: int) -> None:
+        self.name, self.created = name, created
+        self.request_id = f"chatcmpl-{name.hex()}"
 
     def begin(self, prompt_tokens: int) -> bytes:
         return b"".join(self._delta(n, {"role": "assistant", "content": ""}) for n in range(self._n))
@@ -162,7 +166,7 @@ class ChatSurface:
 
     def _envelope(self, choices: list[Json]) -> Json:
         return {
-            "id": self.request_id, "object": "chat.completion.chunk", "created": self._created, "model": self.model, "choices": choices
+            "id": self.request_id, "object": "chat.completion.chunk", "created": self.created, "model": self.model, "choices": choices
         }  # fmt: skip
 
 

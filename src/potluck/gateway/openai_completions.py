@@ -21,7 +21,7 @@ from potluck.gateway.reading import (
     stop_strings,
 )
 from potluck.gateway.request import InferenceRequest, Json
-from potluck.gateway.surface import SSE, CollectedChoice, sse, sse_comment
+from potluck.gateway.surface import NAME_BYTES, SSE, CollectedChoice, sse, sse_comment
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
 _REFUSED: dict[str, tuple[object, ...]] = {
@@ -93,9 +93,13 @@ class CompletionSurface:
     def __init__(self, model: str, created: int, is_streaming: bool, includes_usage: bool) -> None:
         self.is_streaming = is_streaming
         self._includes_usage = includes_usage
-        self.request_id = f"cmpl-{secrets.token_hex(12)}"
-        self.model, self._created = model, created
+        self.model = model
+        self.answer_as(secrets.token_bytes(NAME_BYTES), created)
         self._offsets: dict[int, int] = {}
+
+    def answer_as(self, name: bytes, created: int) -> None:
+        self.name, self.created = name, created
+        self.request_id = f"cmpl-{name.hex()}"
 
     def begin(self, prompt_tokens: int) -> bytes:
         return b""
@@ -133,7 +137,7 @@ class CompletionSurface:
 
     def _envelope(self, choices: list[Json]) -> Json:
         return {
-            "id": self.request_id, "object": "text_completion", "created": self._created, "model": self.model, "choices": choices
+            "id": self.request_id, "object": "text_completion", "created": self.created, "model": self.model, "choices": choices
         }  # fmt: skip
 
 

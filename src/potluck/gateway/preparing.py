@@ -1,5 +1,6 @@
 """From the internal request to generations: template, tokens, limits, grammar, one generation per choice. No I/O."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -7,7 +8,7 @@ import msgspec
 from potluck.core.errors import BadRequest, ContextLengthExceeded
 from potluck.core.grammar import Grammar
 from potluck.gateway.answering import OpenModel
-from potluck.gateway.choice import CallReader, ChoiceSettings, NamedCallReader
+from potluck.gateway.choice import CallReader, ChoiceSettings, NamedCallReader, new_call_id
 from potluck.gateway.pipeline_features import with_grammar, with_prompt_logprobs
 from potluck.gateway.request import Conversation, InferenceRequest, Json, Tool
 from potluck.orchestrator.generation import GenerationRequest
@@ -22,6 +23,9 @@ class PreparedChoice(msgspec.Struct, frozen=True):
     request: GenerationRequest
     settings: ChoiceSettings
     echoed: str  # text of the prompt, where it is to be shown before the answer
+    new_call_id: Callable[[], str] = new_call_id
+    remembered: tuple[int, ...] = ()  # of an answer that is taken up: what was chosen, and must be again
+    must_be_bitwise: bool = False  # … where nobody remembers: everything is, by those who choose the same
 
     def owned_by(self, client: str) -> "PreparedChoice":
         return msgspec.structs.replace(self, request=msgspec.structs.replace(self.request, owner=client))

@@ -15,7 +15,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from potluck.core.errors import MethodNotAllowed, PotluckError, ShardsFull
+from potluck.core.errors import GenerationAborted, MethodNotAllowed, PotluckError, ShardsFull
 from potluck.gateway.admission import AdmissionSettings, Tier
 from potluck.gateway.answering import Answering, OpenModel
 from potluck.gateway.error_table import row_of
@@ -24,8 +24,10 @@ from potluck.gateway.figures import Figures
 from potluck.gateway.gate import Gate
 from potluck.gateway.preparing import Prepared, prepare
 from potluck.gateway.request import InferenceRequest
+from potluck.gateway.resuming import EventNumbers, ResumableAnswer
 from potluck.gateway.running import MAX_PARALLEL_CHOICES, Run
 from potluck.gateway.surface import SSE, CollectedChoice, Surface, sse, sse_comment
+from potluck.orchestrator.frames import ShardFailover
 from potluck.orchestrator.generation import GenerationRequest
 
 _log = logging.getLogger(__name__)
@@ -71,7 +73,13 @@ class Service:
 
     @asynccontextmanager
     async def run(
-        self, model: OpenModel, request: InferenceRequest, size_bytes: int, caller: Caller, label: str
+        self,
+        model: OpenModel,
+        request: InferenceRequest,
+        size_bytes: int,
+        caller: Caller,
+        label: str,
+        resumable: ResumableAnswer | None = None,
     ) -> AsyncIterator[tuple[Run, Prepared]]:
         """Waits for a turn, prepares, and starts; the turn is given back when the block is left."""
         began_s = self.now_s()
@@ -79,6 +87,8 @@ class Service:
         async with self.gate.turn(caller.client, caller.tier, min(request.choice_count, parallel)):
             prepared = (await self._prepared(model, request, size_bytes)).owned_by(caller.client)
             await self._until_there_is_room(model, prepared.choices[0].request)
+            if resumable is not None:
+                prepared = await resumable.settle(model, prepared)
             async with Run(model, prepared, self.now_s, label, parallel) as run:
                 yield run, prepared
             self.figures.note(run.usage(), self.now_s() - began_s)
@@ -109,9 +119,14 @@ class GenerationResponse(Response):
     """Answers one request on its surface, streamed or whole."""
 
     def __init__(
-        self, service: Service, request: InferenceRequest, surface: Surface, size_bytes: int, caller: Caller
-    ) -> None:
+        self, service: Service, request: InferenceRequest, surface: Surface, size_bytes: int, caller: Caller,
+        resumable: ResumableAnswer | None = None,
+    ) -> None:  # fmt: skip
+        """`resumable`: the events get ids, after each of which another node can go on."""
         self._service, self._request, self._surface = service, request, surface
+        self._resumable = resumable
+        self._numbers: EventNumbers | None = None
+        self._told_s = 0.0  # when its client last heard something, while it is told nothing new
         self._size_bytes, self._caller = size_bytes, caller
         self._has_begun = False
         self.background = None
@@ -137,7 +152,7 @@ class GenerationResponse(Response):
             model = await self._service.answering.open(self._request.model)
             self._surface.model = model.card.id
             async with self._service.run(
-                model, self._request, self._size_bytes, self._caller, self._surface.request_id
+                model, self._request, self._size_bytes, self._caller, self._surface.request_id, self._resumable
             ) as (run, prepared):
                 if self._surface.is_streaming:
                     await self._stream(run, prepared, send)
@@ -163,23 +178,38 @@ class GenerationResponse(Response):
         headers = [(b"content-type", _content_type(self._surface.media_type)), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": [*headers, (b"x-accel-buffering", b"no")]})
         self._has_begun = True
-        await _send_part(send, self._surface.begin(prepared.prompt_tokens))
+        self._start_numbering(run)
+        await _send_part(send, self._numbered(self._surface.begin(prepared.prompt_tokens)))
         for event in early:
             await self._send_event(event, send)
         async for event in self._with_signs_of_life(run, send):
             await self._send_event(event, send)
-        await _send_part(send, self._surface.end(run.usage()), is_last=True)
+        last = self._numbered(self._surface.end(run.usage()))
+        if self._numbers is not None:
+            self._numbers.check_all_made()
+        await _send_part(send, last, is_last=True)
+
+    def _start_numbering(self, run: Run) -> None:
+        """Now that it has begun: how, belongs to what its ids say."""
+        if self._resumable is not None:
+            self._numbers = self._resumable.numbers(run.answer)
+            self._told_s = self._service.now_s()
+
+    def _numbered(self, events: bytes) -> bytes:
+        return events if self._numbers is None else self._numbers.number(events)
 
     async def _early(self, run: Run) -> list[Event]:
         """What comes soon, to the first that is an answer; a refusal that comes as soon still gets a status of its own."""
         events: list[Event] = []
+        silent = 0 if self._resumable is None else self._resumable.events_had
         try:
             async with asyncio.timeout(self._service.settings.status_wait_s):
-                while not events or isinstance(events[-1], Diagnostics):
+                while silent >= 0:
                     event = await run.next()
                     if event is None:
                         break
                     events.append(event)
+                    silent -= not isinstance(event, Diagnostics)
         except TimeoutError:
             pass
         return events
@@ -195,12 +225,22 @@ class GenerationResponse(Response):
                 continue
             if event is None:
                 return
+            if self._numbers is not None and self._numbers.is_silent:
+                await self._break_silence(send)
             yield event
+
+    async def _break_silence(self, send: Send) -> None:
+        """What the client has had is made again, and it hears nothing of that."""
+        if self._service.now_s() - self._told_s >= self._service.settings.keep_alive_s:
+            self._told_s = self._service.now_s()
+            await _send_part(send, self._surface.keep_alive())
 
     async def _send_event(self, event: Event, send: Send) -> None:
         self._count(event)
         if not isinstance(event, Diagnostics):
-            return await _send_part(send, self._surface.event(event))
+            return await _send_part(send, self._numbered(self._surface.event(event)))
+        if self._numbers is not None and isinstance(event.frame, ShardFailover) and event.frame.exactness != "bitwise":
+            self._numbers.cannot_be_made_again()
         if self._caller.diagnostics == "off" or self._surface.media_type != SSE:
             return None
         name = str(event.frame.__struct_config__.tag)
@@ -215,6 +255,8 @@ class GenerationResponse(Response):
 
     async def _fail(self, error: Exception, send: Send) -> None:
         if self._has_begun:
+            if self._numbers is not None and isinstance(error, GenerationAborted):
+                error.resume = self._numbers.last_id
             return await _send_part(send, self._surface.failure(error), is_last=True)
         return await send_error(send, error, self._surface.error_body(error))
 

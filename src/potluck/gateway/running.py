@@ -4,10 +4,10 @@ Closing a run ends every generation of it, wherever it is: in the queue of a sha
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
-from potluck.core.errors import GenerationAborted
+from potluck.core.errors import GenerationAborted, ResumeImpossible
 from potluck.core.exactness import Exactness, weakest
 from potluck.gateway.answering import Answer, OpenModel
 from potluck.gateway.choice import ChoiceStream
@@ -43,6 +43,7 @@ class Run:
         self._tokens = self._failovers = self._reused = 0
         self._pause_s = 0.0
         self._nodes: list[str] = []
+        self.answer: Answer | None = None  # the last that was started
         self._exactness: dict[int, Exactness] = {}  # by choice
 
     async def __aenter__(self) -> "Run":
@@ -86,22 +87,17 @@ class Run:
             await self._events.put(_Ended())
 
     async def _generate(self, choice: PreparedChoice) -> None:
-        stream = ChoiceStream(choice.index, self._model.tokenizer, choice.settings)
+        stream = ChoiceStream(choice.index, self._model.tokenizer, choice.settings, choice.new_call_id)
         if choice.echoed:
             await self._events.put(TextDelta(choice.index, choice.echoed))
-        answer = self._model.start(choice.request, self._label)
+        for frame in _begun_frames(choice.request):
+            if await self._take(frame, stream, choice):
+                return
+        self.answer = answer = self._model.start(choice.request, self._label)
         frames = answer.frames()
         try:
             async for frame in frames:
-                for event in self._on_frame(frame, stream, choice.request):
-                    await self._events.put(event)
-                if stream.is_stopped:
-                    for event in stream.finish("stop"):
-                        await self._events.put(event)
-                    return
-                if isinstance(frame, PipelineAborted):
-                    raise GenerationAborted(frame.code, frame.message)
-                if isinstance(frame, Finished):
+                if await self._take(frame, stream, choice):
                     return
         finally:
             self._note_nodes(answer)
@@ -109,6 +105,20 @@ class Run:
             closing = getattr(frames, "aclose", None)
             if closing is not None:
                 await closing()
+
+    async def _take(self, frame: StreamFrame, stream: ChoiceStream, choice: PreparedChoice) -> bool:
+        """Whether that was the end."""
+        if choice.remembered or choice.must_be_bitwise:
+            _check_same(frame, stream.token_count, choice)
+        for event in self._on_frame(frame, stream, choice.request):
+            await self._events.put(event)
+        if stream.is_stopped:
+            for event in stream.finish("stop"):
+                await self._events.put(event)
+            return True
+        if isinstance(frame, PipelineAborted):
+            raise GenerationAborted(frame.code, frame.message)
+        return isinstance(frame, Finished)
 
     def _on_frame(self, frame: StreamFrame, stream: ChoiceStream, request: GenerationRequest) -> list[Event]:
         if isinstance(frame, Finished | ShardFailover):
@@ -132,3 +142,23 @@ class Run:
 
     def _note_nodes(self, answer: Answer) -> None:
         self._nodes += [node for node in answer.nodes if node not in self._nodes]
+
+
+def _begun_frames(request: GenerationRequest) -> Iterator[StreamFrame]:
+    """What was generated elsewhere, as if it came now; with its end, where it had come to one."""
+    count = len(request.begun)
+    for index, token in enumerate(request.begun):
+        if token in request.eos:
+            yield Finished("stop", count, 0)
+            return
+        yield TokenDelta(token, len(request.prompt) + index)
+    if count >= request.max_tokens > 0:
+        yield Finished("length", count, 0)
+
+
+def _check_same(frame: StreamFrame, index: int, choice: PreparedChoice) -> None:
+    """An answer that is made again must become the one that its reader has the beginning of."""
+    if isinstance(frame, TokenDelta) and index < len(choice.remembered) and frame.token != choice.remembered[index]:
+        raise ResumeImpossible("made again, the answer came out differently")
+    if choice.must_be_bitwise and isinstance(frame, ShardFailover) and frame.exactness != "bitwise":
+        raise ResumeImpossible("a machine was lost whose stand-in computes differently; try again")

@@ -19,6 +19,7 @@ from potluck.gateway.events import (
 from potluck.gateway.request import Json
 
 SSE = "text/event-stream"
+NAME_BYTES = 12  # of a response's id, which shows them in hex
 NDJSON = "application/x-ndjson"
 
 

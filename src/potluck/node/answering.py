@@ -9,6 +9,7 @@ import msgspec
 from potluck.core.errors import BadRequest, ModelNotFound, NotEntitled, PotluckError, ShardUnavailable
 from potluck.core.exactness import Exactness, exactness_of
 from potluck.core.model_facts import ModelFacts
+from potluck.core.remembered import AnswerSoFar
 from potluck.core.sampling_params import SamplingParams
 from potluck.gateway.answering import Answer, ModelCard, OpenModel
 from potluck.node.asking import RemoteModel
@@ -22,7 +23,7 @@ from potluck.planner.cover import Placed
 from potluck.text.chat_template import ChatTemplate
 from potluck.text.tokenizer import Tokenizer
 from potluck.weights.store import ModelStore
-from potluck.wire.messages import ShardInfo, Stage
+from potluck.wire.messages import Boundary, ShardInfo, Stage
 
 
 class PipelineAnswer:
@@ -33,7 +34,8 @@ class PipelineAnswer:
     ) -> None:
         self._nodes: list[str] = []
         self._began_with: tuple[Placed, ...] = ()
-        watched = msgspec.structs.replace(params, on_stages=self._note)
+        self._boundaries: tuple[Boundary, ...] = ()
+        watched = msgspec.structs.replace(params, on_stages=self._note, on_begun=self._begin)
         self._frames = orchestrator.chat(request, watched)
 
     @property
@@ -44,8 +46,19 @@ class PipelineAnswer:
     def exactness(self) -> Exactness:
         return exactness_of({placed.arithmetic for placed in self._began_with})
 
+    @property
+    def arithmetic(self) -> int:
+        return _common_arithmetic(self._began_with)
+
+    @property
+    def boundaries(self) -> tuple[Boundary, ...]:
+        return self._boundaries
+
     def frames(self) -> AsyncIterator[StreamFrame]:
         return self._frames
+
+    def _begin(self, request: GenerationRequest) -> None:
+        self._boundaries = request.boundaries
 
     def _note(self, stages: tuple[Placed, ...]) -> None:
         self._began_with = self._began_with or stages
@@ -75,6 +88,12 @@ class PipelineModel:
 
     def check(self, request: GenerationRequest) -> None:
         self._node.orchestrator.pipeline_for(request, self._params)
+
+    def arithmetic_of(self, request: GenerationRequest) -> int:
+        return _common_arithmetic(self._node.orchestrator.pipeline_for(request, self._params))
+
+    async def recall(self, secret: bytes) -> AnswerSoFar | None:
+        return await self._node.recall(secret, self.card.weights_sha256)
 
     def start(self, request: GenerationRequest, label: str = "") -> Answer:
         params = msgspec.structs.replace(self._params, label=label)
@@ -151,6 +170,12 @@ class NodeAnswering:
 
     def _first_seen(self, info: ShardInfo) -> int:
         return self._seen.setdefault(_key_of(info), int(time.time()))
+
+
+def _common_arithmetic(stages: Sequence[Placed]) -> int:
+    """Of all of them, where it gives the same bits everywhere; else 0."""
+    arithmetics = {placed.arithmetic for placed in stages}
+    return arithmetics.pop() if len(arithmetics) == 1 and exactness_of(arithmetics) == "bitwise" else 0
 
 
 def _key_of(info: ShardInfo) -> tuple[str, str]:

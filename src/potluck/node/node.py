@@ -4,13 +4,23 @@ Messages are handed to the shard or the generation whose session they name; what
 """
 
 import asyncio
+import functools
 import logging
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 from potluck import __version__
-from potluck.core.errors import BadSwarmFile, ModelNotFound, NotEntitled, PotluckError, ShardUnavailable
+from potluck.core.errors import (
+    BadSwarmFile,
+    ModelNotFound,
+    NotEntitled,
+    PotluckError,
+    ResumeImpossible,
+    ShardUnavailable,
+)
+from potluck.core.remembered import AnswerSoFar, RememberedAnswers, packed_tokens, resume_key
 from potluck.identity.keys import NodeKey
 from potluck.net.link import Listener, Transport
 from potluck.net.peers import PeerLinks
@@ -24,6 +34,7 @@ from potluck.trust.roster import Roster
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
     AgedRecord,
+    AnswerData,
     BulkLink,
     Chaos,
     ChunkData,
@@ -31,6 +42,7 @@ from potluck.wire.messages import (
     Described,
     Failed,
     Fault,
+    GetAnswer,
     GetChunk,
     GetHoldings,
     GetTokenizer,
@@ -53,6 +65,7 @@ _LOG = logging.getLogger(__name__)
 _HOUSEKEEPING_S = 5.0
 _SWARM_FILE_S = 1.0
 _MAX_OWNERS = 1 << 14
+_MAX_ASKED = 64  # about an answer that broke off
 _MAX_CALLERS = 1024  # with a name of their own in the metrics
 
 
@@ -61,6 +74,12 @@ class ServedModel:
 
     def __init__(self, weights_sha256: str, manifest: bytes, tokenizer: bytes) -> None:
         self.weights_sha256, self.manifest, self.tokenizer = weights_sha256, manifest, tokenizer
+
+
+def _longer(one: AnswerSoFar | None, other: AnswerSoFar | None) -> AnswerSoFar | None:
+    if one is None or other is None:
+        return one or other
+    return max(one, other, key=lambda answer: len(answer.tokens))
 
 
 class Node:
@@ -79,6 +98,8 @@ class Node:
         if admission is not None:
             admission.keeper.on_change.append(self._on_roster)
         self.orchestrator = PipelineOrchestrator(self.id, self.links, self._send, self.metrics)
+        self.orchestrator.on_ended = self._remember
+        self._remembered = RememberedAnswers()
         self.shards: list[ShardServer] = []
         self.transport = transport
         self._listeners: list[Listener] = []
@@ -108,13 +129,17 @@ class Node:
     ) -> ShardServer:
         server = ShardServer(self.id, settings, worker, self._send_all, self.metrics)
         server.on_suspect = self.orchestrator.on_suspect
+        server.on_remember = self._remember
         self.shards.append(server)
         self.orchestrator.store.put(self.id, "", self._describe(0), is_own=True)
         if model is not None:
             self._models[model.weights_sha256] = model
+        self._start_housekeeping()
+        return server
+
+    def _start_housekeeping(self) -> None:
         if self._housekeeping is None:
             self._housekeeping = asyncio.get_running_loop().create_task(self._keep_house())
-        return server
 
     async def remove_shard(self, server: ShardServer) -> None:
         """Ends a shard, its sessions and its worker. Its weights stay on offer to peers."""
@@ -144,6 +169,7 @@ class Node:
             for shard in self.shards:
                 shard.evict_if_idle()
             self._forget_ended_sessions()
+            self._remembered.forget_old(time.monotonic())
 
     def _forget_ended_sessions(self) -> None:
         self._owners = {
@@ -218,7 +244,9 @@ class Node:
             return self._send(SendTo(sender, None, self._describe(message.nonce)))
         if isinstance(message, GetTokenizer):
             return self._send(self._tokenizer(sender, message))
-        if isinstance(message, Described | TokenizerData | Failed):
+        if isinstance(message, GetAnswer):
+            return self._send(self._answer_so_far(sender, message))
+        if isinstance(message, Described | TokenizerData | AnswerData | Failed):
             return self.orchestrator.on_answer(sender, message, body)
         if isinstance(message, Open):
             return self._on_open(sender, message, body)
@@ -300,6 +328,35 @@ class Node:
     def _describe(self, nonce: int) -> Described:
         pids = tuple(shard.supervisor.pid or 0 for shard in self.shards)
         return Described(nonce, self.id, __version__, tuple(s.info() for s in self.shards), os.getpid(), pids)
+
+    # ------------------------------------------------------------ answers that broke off
+
+    def _remember(self, key: bytes, answer: AnswerSoFar) -> None:
+        self._start_housekeeping()
+        self._remembered.put(key, answer, time.monotonic())
+
+    def _recall_own(self, key: bytes) -> AnswerSoFar | None:
+        live = [shard.core.recall(key) for shard in self.shards]
+        known = [*live, self.orchestrator.recall(key), self._remembered.get(key, time.monotonic())]
+        return functools.reduce(_longer, known)
+
+    async def recall(self, secret: bytes, weights_sha256: str) -> AnswerSoFar | None:
+        """What anybody remembers of an answer: this node, those who serve the model, and others that are linked."""
+        holders = [node for node in self.orchestrator.store.holders(weights_sha256) if node != self.id]
+        others = [node for node in dict.fromkeys([*holders, *self.links.linked()]) if self.links.is_linked(node)]
+        told = await self.orchestrator.ask_for_answer(others[:_MAX_ASKED], secret)
+        return _longer(self._recall_own(resume_key(secret)), told)
+
+    def _answer_so_far(self, sender: bytes, message: GetAnswer) -> SendTo:
+        if not self._may_be_asked_by(sender):
+            self.counters["may_not_ask"] += 1
+            refusal = NotEntitled("this node may not ask here")
+            return SendTo(sender, None, Failed(message.nonce, refusal.code, str(refusal)))
+        answer = self._recall_own(resume_key(message.secret))
+        if answer is None:
+            error = ResumeImpossible("this node remembers no such answer")
+            return SendTo(sender, None, Failed(message.nonce, error.code, str(error)))
+        return SendTo(sender, None, AnswerData(message.nonce, answer.prompt_length), packed_tokens(answer.tokens))
 
     def _tokenizer(self, sender: bytes, message: GetTokenizer) -> SendTo:
         if not self._may_be_asked_by(sender):

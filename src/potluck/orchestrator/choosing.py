@@ -45,7 +45,7 @@ class Choosing:
 
     def resumption(self, request: GenerationRequest, params: DistributedChatParams) -> Resumption | None:
         """The pipeline of an earlier turn, where all its shards are still there and would be chosen among."""
-        if not params.settings.keeps_kv or request.prompt_logprobs is not None:
+        if not params.settings.keeps_kv or request.prompt_logprobs is not None or request.has_fixed_boundaries:
             return None
         now_s = time.monotonic()
         candidates = self._candidates(request, params.fallback_to_local, params.own_place)
@@ -132,7 +132,7 @@ def rounded(
     request: GenerationRequest, pipeline: Sequence[Placed], dtype: Codec | Literal["auto"], links: Links | None
 ) -> GenerationRequest:
     """With a boundary wherever activations go over to another stage and are rounded there. `auto` does so on slow links only."""
-    if request.boundaries:
+    if request.boundaries or request.has_fixed_boundaries:
         return request
     edges = [(after.stage.start, _codec(before, after, dtype, links)) for before, after in itertools.pairwise(pipeline)]
     lossy = tuple(Boundary(layer, codec) for layer, codec in edges if codec != "fp32")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from potluck.core.exactness import Exactness, exactness_of
+from potluck.core.remembered import AnswerSoFar
 from potluck.orchestrator.flow import Flow
 from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover, StreamFrame, TokenDelta
 from potluck.orchestrator.journal import Journal
@@ -107,6 +108,10 @@ class Generation:
     @property
     def generated(self) -> list[int]:
         return self._journal.generated
+
+    @property
+    def answer(self) -> AnswerSoFar:
+        return AnswerSoFar(len(self.request.prompt), tuple(self.tokens))
 
     @property
     def epoch(self) -> int:

@@ -21,7 +21,7 @@ class Journal:
     def __init__(self, request: GenerationRequest, reused: int = 0) -> None:
         """`reused`: so many positions of the prompt are with the shards already, as far as one knows."""
         self._request = request
-        self.tokens = list(request.prompt)
+        self.tokens = [*request.prompt, *request.begun]
         self.confirmed = reused  # positions that every stage is known to have
         self.reused = reused
         self.scores = PromptScores(request.prompt, request.prompt_logprobs, request.vocabulary_size)

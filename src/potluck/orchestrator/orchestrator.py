@@ -7,11 +7,12 @@ import asyncio
 import functools
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 
 import msgspec
 
 from potluck.core.errors import ShardUnavailable
+from potluck.core.remembered import AnswerSoFar
 from potluck.core.shard_health import ShardHealth
 from potluck.net.peers import PeerLinks
 from potluck.orchestrator.addresses import Addresses
@@ -31,7 +32,7 @@ from potluck.planner.costs import Links
 from potluck.planner.cover import Placed
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
-from potluck.wire.messages import Close, Described, Failed, Message, Opened, TokenizerData
+from potluck.wire.messages import AnswerData, Close, Described, Failed, Message, Opened, TokenizerData
 
 
 class PipelineOrchestrator:
@@ -43,6 +44,9 @@ class PipelineOrchestrator:
         self.store = ShardStore()
         self.traces = Traces()
         self.health = ShardHealthTracker()  # by "<node>:<lo>-<hi>", as the frames name shards
+        self.on_ended: Callable[[bytes, AnswerSoFar], None] = lambda key, answer: (
+            None
+        )  # told of answers that can be resumed
         self._kept = KeptPipelines()
         self.max_concurrent_pipelines = most
         self._node, self._send, self._metrics = node, send, metrics
@@ -120,7 +124,11 @@ class PipelineOrchestrator:
         """The manifest and the tokenizer of a model, as a shard has them; the caller checks them against the hash."""
         return await self._questions.fetch_tokenizer(node, weights_sha256)
 
-    def on_answer(self, sender: bytes, message: Described | TokenizerData | Failed, body: bytes) -> None:
+    async def ask_for_answer(self, nodes: Collection[bytes], secret: bytes) -> AnswerSoFar | None:
+        """The longest account that any of them has of an answer that broke off; who does not answer soon is not waited for."""
+        return await self._questions.ask_for_answer(nodes, secret)
+
+    def on_answer(self, sender: bytes, message: Described | TokenizerData | AnswerData | Failed, body: bytes) -> None:
         self._questions.on_answer(sender, message, body)
 
     # ------------------------------------------------------------ generating
@@ -141,6 +149,8 @@ class PipelineOrchestrator:
         try:
             running.generation.start(time.monotonic())
             self._carry_out(running)
+            if params.on_begun is not None:
+                params.on_begun(running.generation.request)
             if params.on_stages is not None:
                 params.on_stages(running.generation.stages)
             while True:
@@ -162,6 +172,8 @@ class PipelineOrchestrator:
             self._running.remove(running)
             self.store.end_streams(nodes, request.weights_sha256)
             self._keep(running.generation, reuse_key(request, params.activation_dtype))
+            if request.resume_key:
+                self.on_ended(request.resume_key, running.generation.answer)
             if running.timer is not None:
                 running.timer.cancel()
 
@@ -172,6 +184,11 @@ class PipelineOrchestrator:
         for old in self._kept.put(key, generation.kept, now_s):
             for placed, session in zip(old.stages, old.sessions, strict=True):
                 self._send(SendTo(placed.node, None, Close(session)))
+
+    def recall(self, resume_key: bytes) -> AnswerSoFar | None:
+        """An answer that this node heads at this moment: its reader may be gone, and nobody has noticed yet."""
+        generations = (running.generation for running in self._running)
+        return next((each.answer for each in generations if each.request.resume_key == resume_key), None)
 
     def pipeline_for(self, request: GenerationRequest, params: DistributedChatParams) -> list[Placed]:
         """The shards that a request would use. Raises ShardUnavailable with what is missing."""

@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from potluck.core.limits import ARITHMETIC_VERSION, MAX_SHARDS_PER_REQUEST
-from potluck.orchestrator.generation import GenerationSettings, StepTiming
+from potluck.orchestrator.generation import GenerationRequest, GenerationSettings, StepTiming
 from potluck.planner.cover import Placed
 from potluck.wire.messages import Codec, Stage
 
@@ -24,6 +24,9 @@ class DistributedChatParams(msgspec.Struct, frozen=True, kw_only=True):
     activation_dtype: Codec | Literal["auto"] = "auto"  # between stages, where a request names no boundaries
     label: str = ""  # what people see the request as
     on_timing: Callable[[StepTiming], None] | None = None  # told of every token's way round
+    on_begun: Callable[[GenerationRequest], None] | None = (
+        None  # told the request as it is carried out, boundaries and all
+    )
     on_stages: Callable[[tuple[Placed, ...]], None] | None = None  # told who takes part, again after each change
 
     @property

@@ -104,7 +104,7 @@ class Pipeline:
         return Open(
             stage.session, self.epoch, request.model, request.weights_sha256, self._arithmetic_of(stage), stage.placed.stage, positions,
             wiring, request.boundaries, sampler, self._settings.keeps_outbox, None if stage.is_empty else stage.resumes,
-            0 if stage.is_empty else resume,
+            0 if stage.is_empty else resume, request.resume_key if sampler is not None else b"",
         )  # fmt: skip
 
     def _arithmetic_of(self, stage: HeadStage) -> int:

@@ -1,13 +1,32 @@
 """Questions to other nodes and their answers, matched by node and number."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from potluck.core.errors import BadRequest, LinkClosed
+from potluck.core.remembered import AnswerSoFar, unpacked_tokens
 from potluck.wire.effects import SendTo
-from potluck.wire.messages import Described, Failed, GetTokenizer, Message, TokenizerData
+from potluck.wire.messages import (
+    MAX_HISTORY,
+    AnswerData,
+    Described,
+    Failed,
+    GetAnswer,
+    GetTokenizer,
+    Message,
+    TokenizerData,
+)
 
 _ANSWER_TIMEOUT_S = 5.0
+_RECALL_TIMEOUT_S = 0.5  # for all who are asked at once; a reader waits for it
+
+
+def _account(answer: Message, body: bytes) -> AnswerSoFar | None:
+    """None where it cannot be one."""
+    if not isinstance(answer, AnswerData) or len(body) % 4 or len(body) > 4 * MAX_HISTORY:
+        return None
+    account = AnswerSoFar(answer.prompt_length, unpacked_tokens(body))
+    return account if 0 < account.prompt_length <= len(account.tokens) else None
 
 
 class Questions:
@@ -45,7 +64,23 @@ class Questions:
             raise BadRequest("a shard answered with something else than a tokenizer")
         return body[: answer.manifest_bytes], body[answer.manifest_bytes :]
 
-    def on_answer(self, sender: bytes, message: Described | TokenizerData | Failed, body: bytes) -> None:
+    async def ask_for_answer(self, nodes: Collection[bytes], secret: bytes) -> AnswerSoFar | None:
+        """The longest account that any of them has of an answer; who does not answer soon is not waited for."""
+        if not nodes:
+            return None
+        loop = asyncio.get_running_loop()
+        asking = [loop.create_task(self.ask(node, lambda nonce: GetAnswer(nonce, secret))) for node in nodes]
+        try:
+            done, _ = await asyncio.wait(asking, timeout=_RECALL_TIMEOUT_S)
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        answers = [task.result() for task in done if task.exception() is None]
+        accounts = [account for answer in answers if (account := _account(*answer)) is not None]
+        return max(accounts, key=lambda account: len(account.tokens), default=None)
+
+    def on_answer(self, sender: bytes, message: Described | TokenizerData | AnswerData | Failed, body: bytes) -> None:
         """Taken from whoever was asked, and from nobody else; what nobody waits for is dropped."""
         future = self._answers.get((sender, message.nonce))
         if future is not None and not future.done():

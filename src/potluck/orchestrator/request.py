@@ -51,6 +51,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     grammar: Grammar | None = None  # what the answer must spell
     prompt_logprobs: int | None = None  # alternatives to tell with each token of the prompt; None: nothing of that
     hidden_size: int = 0  # of the model, for what an activation weighs on a link; 0: unknown
+    begun: tuple[int, ...] = ()  # tokens of the answer that its reader has had from another head, or earlier
+    resume_key: bytes = (
+        b""  # by which the sampling shard remembers the answer where this head is lost; empty: it does not
+    )
+    has_fixed_boundaries: bool = False  # they are those of an answer that has begun, even if there are none
     owner: str = ""  # whose request it is: KV that was kept is for the same owner's next one alone
 
 

@@ -7,8 +7,9 @@ A step whose sender, epoch, position, shape or codec does not fit is refused or 
 from collections import Counter
 from collections.abc import Callable
 
+from potluck.core.remembered import AnswerSoFar
 from potluck.shard.batching import Batches, Running
-from potluck.shard.effects import Effect, Effects, Suspect, Work
+from potluck.shard.effects import Effect, Effects, Remember, Suspect, Work
 from potluck.shard.lifecycle import Lifecycle, RowBytes
 from potluck.shard.outbox import Outbox
 from potluck.shard.passing_on import PassingOn
@@ -43,7 +44,7 @@ from potluck.wire.work import (
     WorkOutput,
 )
 
-__all__ = ["Effect", "ShardCore", "ShardSettings", "ShardState", "Suspect", "Work"]
+__all__ = ["Effect", "Remember", "ShardCore", "ShardSettings", "ShardState", "Suspect", "Work"]
 
 
 def _ignore(seconds: float) -> None:
@@ -118,6 +119,11 @@ class ShardCore:
     def outbox_bytes(self) -> int:
         return self._outbox.used_bytes
 
+    def recall(self, resume_key: bytes) -> AnswerSoFar | None:
+        """An answer whose head is not known to be lost, and may be all the same."""
+        found = (session.answer for session in self._sessions.values() if session.resume_key == resume_key)
+        return next(found, None)
+
     @property
     def is_working(self) -> bool:
         """Whether the worker owes us an answer, so that its silence means something."""
@@ -175,6 +181,8 @@ class ShardCore:
             self._life.unpark(parked)
         for session in list(self._sessions.values()):
             if session.head == node:
+                if (answer := session.answer) is not None:
+                    self._effects.items.append(Remember(session.resume_key, answer))
                 self._life.drop(session, now_s)
             elif session.next is not None and session.next.node == node:
                 self._effects.fault(session, "shard_unavailable", "the next shard is gone", node)
@@ -306,7 +314,7 @@ class ShardCore:
             self.counters["stale_epoch"] += 1
             return
         session.epoch, session.wiring = message.epoch, message.wiring
-        session.sampler = message.sampler if message.sampler is not None else session.sampler
+        session.renew_sampler(message.sampler)
         session.credits, session.held_token = 0, None
         self._cut(session, min(message.length, session.length_out), message.sampler)
         kept = 0 if self._outbox.holds(session.id, session.length_in) else session.length_in

@@ -1,10 +1,11 @@
-"""What a shard's core wants done: messages, work for the worker, and whom to avoid. In order; whoever drives the core carries it out.
+"""What a shard's core wants done: messages, work for the worker, whom to avoid, what to remember.
 
-Knows nothing of why.
+In order; whoever drives the core carries it out. Knows nothing of why.
 """
 
 import msgspec
 
+from potluck.core.remembered import AnswerSoFar
 from potluck.shard.sessions import ShardSession
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import Fault, Message
@@ -23,7 +24,14 @@ class Suspect(msgspec.Struct, frozen=True):
     reason: str
 
 
-Effect = SendTo | Work | Suspect
+class Remember(msgspec.Struct, frozen=True):
+    """A head was lost in the middle of an answer that its reader may take up elsewhere."""
+
+    key: bytes
+    answer: AnswerSoFar
+
+
+Effect = SendTo | Work | Suspect | Remember
 
 
 class Effects:

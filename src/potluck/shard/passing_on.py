@@ -36,6 +36,8 @@ class PassingOn:
         stop = step.position + step.count
         if session.stage.has_output:
             if stop > session.wiring.forward_from or step.chooses:
+                if session.resume_key and output.token is not None and session.sampler is not None:
+                    session.note_choice(session.sampler, stop, output.token)
                 # The ring first: the next token waits for it, while the head only passes on what it gets.
                 self._feed_ring(session, stop, output.token, now_s)
                 result = Result(session.id, session.epoch, stop, output.token, output.logprob, output.top, spent)

@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 
 from potluck.core.device_facts import RESERVE_BYTES
 from potluck.core.errors import DeviceUnavailable, OutOfDeviceMemory, PotluckError, ShardUnavailable
+from potluck.core.remembered import AnswerSoFar
 from potluck.core.shard_health import LatencyWindow, ShardHealth
 from potluck.net.spinning import Spinner
-from potluck.shard.core import ShardCore, Work
+from potluck.shard.core import Remember, ShardCore, Work
 from potluck.shard.in_process import InProcessCaller, TensorChunk
 from potluck.shard.settings import ShardSettings
 from potluck.shard.worker_supervisor import WorkerSupervisor
@@ -54,6 +55,7 @@ class ShardServer:
         self.core.observe = self._latencies_s.append
         self.supervisor = WorkerSupervisor(worker, self._on_worker_message, self._on_worker_lost)
         self.on_suspect: Callable[[bytes], None] = lambda node: None  # told whom a head has found lost
+        self.on_remember: Callable[[bytes, AnswerSoFar], None] = lambda key, answer: None  # told of answers cut short
         self._send = send
         self._callers: dict[bytes, InProcessCaller] = {}
         self._loop = asyncio.get_running_loop()
@@ -171,6 +173,8 @@ class ShardServer:
             elif isinstance(effect, SendTo):
                 caller = self._callers.get(effect.node) if self._callers else None
                 to_send.append(effect) if caller is None else caller.hear(effect)
+            elif isinstance(effect, Remember):
+                self.on_remember(effect.key, effect.answer)
             else:
                 self.on_suspect(effect.node)
         if to_send:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from potluck.core.remembered import AnswerSoFar
 from potluck.wire.messages import Boundary, Codec, Hop, Open, Sampler, Stage, Step, Wiring
 
 
@@ -51,6 +52,8 @@ class ShardSession:
     resumes: bytes | None = None  # a parked session that it begins with …
     resumed: int = 0  # … and how much of it
     input_row_bytes: int = 4  # of one position, as it enters
+    resume_key: bytes = b""  # by which its tokens are remembered where the head is lost; empty: they are not
+    chosen: list[int] = field(default_factory=list)  # since the sampler's history, where they are to be remembered
 
     def __post_init__(self) -> None:
         # How activations travel; None where tokens enter, or only tokens leave.
@@ -61,7 +64,7 @@ class ShardSession:
     def of(cls, message: Open, head: bytes) -> "ShardSession":
         return cls(
             message.session, head, message.epoch, message.stage, message.wiring, message.positions, message.boundaries,
-            message.sampler, message.keeps_outbox,
+            message.sampler, message.keeps_outbox, resume_key=message.resume_key if message.stage.has_output else b"",
         )  # fmt: skip
 
     def __repr__(self) -> str:
@@ -105,6 +108,26 @@ class ShardSession:
         if sampler is None or sampler.prompt_logprobs is None or not self.stage.has_output:
             return False
         return step.position + 1 < sampler.prompt_length and step.position + step.count > self.wiring.forward_from
+
+    def note_choice(self, sampler: Sampler, position: int, token: int) -> None:
+        """A step that is repeated after a cut chooses the same token again."""
+        chosen, index = self.chosen, position - len(sampler.history)
+        if index != len(chosen):
+            del chosen[index:]
+        chosen.append(token)
+
+    def renew_sampler(self, sampler: Sampler | None) -> None:
+        """A new epoch's knows what was accepted in those before."""
+        if sampler is not None:
+            self.sampler = sampler
+            self.chosen.clear()
+
+    @property
+    def answer(self) -> AnswerSoFar | None:
+        """What whoever takes the answer up needs of it; None where nobody may."""
+        if not self.resume_key or self.sampler is None:
+            return None
+        return AnswerSoFar(self.sampler.prompt_length, (*self.sampler.history, *self.chosen))
 
     @property
     def next(self) -> Hop | None:

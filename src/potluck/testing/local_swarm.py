@@ -149,8 +149,8 @@ class LocalNode(LocalProcess):
 class LocalHead(LocalProcess):
     """A node without layers that serves the API over the others."""
 
-    def __init__(self, via: Sequence[str], api: str, folder: Path, home: Path | None) -> None:
-        super().__init__(["--no-serve", "--via", ",".join(via), "--api", api], folder, "head", home)
+    def __init__(self, via: Sequence[str], api: str, folder: Path, home: Path | None, name: str = "head") -> None:
+        super().__init__(["--no-serve", "--via", ",".join(via), "--api", api], folder, name, home)
 
     @property
     def url(self) -> str:
@@ -172,6 +172,7 @@ class LocalSwarm:
         self._model = model
         self.nodes: list[LocalNode] = []
         self.head: LocalHead | None = None
+        self.further_heads: list[LocalHead] = []
         self._plans = list(plans)
 
     def __enter__(self) -> "LocalSwarm":
@@ -214,6 +215,12 @@ class LocalSwarm:
         self.head.wait_until_serving()
         return self.head
 
+    def add_head(self, name: str) -> LocalHead:
+        """One more, beside the first; wait until it serves before using it."""
+        head = LocalHead(self.addresses, "127.0.0.1:0", Path(self._folder.name), self._home, name)
+        self.further_heads.append(head)
+        return head
+
     @property
     def addresses(self) -> list[str]:
         return [node.address for node in self.nodes if node.announcement is not None]
@@ -224,7 +231,7 @@ class LocalSwarm:
         self.end()
 
     def end(self) -> None:
-        processes = [*([self.head] if self.head is not None else []), *self.nodes]
+        processes = [*([self.head] if self.head is not None else []), *self.further_heads, *self.nodes]
         for process in processes:  # all at once, so that a slow machine waits for the slowest and not for each
             process.ask_to_end()
         for process in processes:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from potluck.core.errors import ContextLengthExceeded, ModelNotFound
 from potluck.core.exactness import Exactness
 from potluck.core.model_facts import ModelFacts, Rotary
+from potluck.core.remembered import AnswerSoFar, resume_key
 from potluck.core.sampling_params import SamplingParams
 from potluck.core.tokenizer_spec import CONTROL, NORMAL, TokenizerSpec
 from potluck.gateway.answering import ModelCard
@@ -17,6 +18,7 @@ from potluck.orchestrator.generation import GenerationRequest
 from potluck.text.byte_characters import bytes_to_characters
 from potluck.text.chat_template import ChatTemplate
 from potluck.text.tokenizer import Tokenizer
+from potluck.wire.messages import Boundary
 
 _MARKS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 _ECHO_TEXT = "Everyone brings a dish, and everyone eats."
@@ -59,6 +61,14 @@ class MemoryAnswer:
     def exactness(self) -> Exactness:
         return "bitwise"
 
+    @property
+    def arithmetic(self) -> int:
+        return self._model.arithmetic
+
+    @property
+    def boundaries(self) -> tuple[Boundary, ...]:
+        return self._request.boundaries
+
     async def frames(self) -> AsyncIterator[StreamFrame]:
         model = self._model
         model.running += 1
@@ -78,8 +88,11 @@ class MemoryAnswer:
         for token in [*tokens, request.eos[0]]:
             for frame in model.frames_before.get(count, ()):
                 yield frame
-            await asyncio.sleep(model.step_s)
+            if count >= len(request.begun):
+                await asyncio.sleep(model.step_s)
             count += 1
+            if count <= len(request.begun):
+                continue
             yield _delta(request, token, count)
             if token in request.eos or count == request.max_tokens:
                 break
@@ -113,6 +126,9 @@ class MemoryModel:
         self.frames_before: dict[int, Sequence[StreamFrame]] = {}
         self.running = self.most_running = self.completed = 0
         self.refusal: Exception | None = None
+        self.arithmetic = 1  # 0: answers need not come out the same
+        self.remembered: dict[bytes, AnswerSoFar] = {}  # by resume key
+        self.requests: list[GenerationRequest] = []  # all that were started
 
     def request(self, prompt: Sequence[int], params: SamplingParams, max_tokens: int) -> GenerationRequest:
         room = self.facts.context_length - len(prompt)
@@ -129,7 +145,14 @@ class MemoryModel:
         if self.refusal is not None:
             raise self.refusal
 
+    def arithmetic_of(self, request: GenerationRequest) -> int:
+        return self.arithmetic
+
+    async def recall(self, secret: bytes) -> AnswerSoFar | None:
+        return self.remembered.get(resume_key(secret))
+
     def start(self, request: GenerationRequest, label: str = "") -> MemoryAnswer:
+        self.requests.append(request)
         return MemoryAnswer(self, request)
 
 

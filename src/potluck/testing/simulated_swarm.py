@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from potluck.core.remembered import RememberedAnswers
 from potluck.orchestrator.frames import StreamFrame, TokenDelta
 from potluck.orchestrator.generation import Generation
-from potluck.shard.core import ShardCore, Suspect
+from potluck.shard.core import Remember, ShardCore, Suspect
 from potluck.shard.settings import ShardSettings
 from potluck.testing.hash_model import HashSession, Undisturbed, row_bytes, run_item
 from potluck.wire.effects import SendTo
@@ -52,10 +53,9 @@ class Clock:
     def run(self, is_done: Callable[[], bool], limit_s: float) -> bool:
         """Until `is_done`, or nothing is left, or `limit_s` has passed. Whether it was done."""
         while self._events and not is_done():
-            when, _, action = heapq.heappop(self._events)
-            if when > limit_s:
+            if self._events[0][0] > limit_s:
                 return False
-            self.now_s = when
+            self.now_s, _, action = heapq.heappop(self._events)
             action()
         return is_done()
 
@@ -247,6 +247,8 @@ class SimShard:
                 self.world.send(self.node, effect)
             elif isinstance(effect, Suspect):
                 self.suspects.append(effect.node)
+            elif isinstance(effect, Remember):
+                self.world.remembered.put(effect.key, effect.answer, self.world.clock.now_s)
             elif isinstance(effect.message, Load):
                 self._start_worker()
             elif isinstance(effect.message, Unload):
@@ -409,6 +411,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.clock = Clock()
+        self.remembered = RememberedAnswers()  # by all shards together
         self.shards: dict[bytes, SimShard] = {}
         self.heads: dict[bytes, SimHead] = {}
         self.delay_s = 0.0005

@@ -127,7 +127,7 @@ def _add_head(scenario: Scenario, node: bytes, parts: Parts) -> None:
     request = GenerationRequest(
         model=MODEL, weights_sha256=WEIGHTS, arithmetic=ARITHMETIC, layer_count=layers, prompt=prompt, max_tokens=count,
         params=params, eos=eos, boundaries=boundaries, vocabulary_size=VOCABULARY, grammar=grammar,
-        prompt_logprobs=prompt_logprobs,
+        prompt_logprobs=prompt_logprobs, resume_key=node,
     )  # fmt: skip
     settings = GenerationSettings(
         prefill_chunk=draw.choice([1, 4, 16]), prefill_window=draw.choice([1, 2, 4]), uses_ring=draw.random() < 0.5,

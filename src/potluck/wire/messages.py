@@ -11,10 +11,11 @@ import msgspec
 from msgspec import Meta
 
 from potluck.core.grammar import Grammar
+from potluck.core.remembered import SECRET_BYTES
 from potluck.core.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from potluck.identity.signed import Signed
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAX_POSITIONS = 1 << 20
 MAX_STEP_TOKENS = 4096
 MAX_HISTORY = 1 << 20
@@ -100,7 +101,10 @@ class Wiring(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Open(_Message, frozen=True, tag="open"):
-    """`resumes`: a session of the same head that ended with its KV kept, whose first `resumed` positions are the same tokens'."""
+    """`resumes`: a session of the same head that ended with its KV kept, whose first `resumed` positions are the same tokens'.
+
+    `resume_key`: by which the shard that samples remembers the tokens where the head is lost; empty: it does not.
+    """
 
     session: SessionId
     epoch: Epoch
@@ -115,6 +119,7 @@ class Open(_Message, frozen=True, tag="open"):
     keeps_outbox: bool = True
     resumes: SessionId | None = None
     resumed: Position = 0
+    resume_key: Annotated[bytes, Meta(max_length=32)] = b""
 
 
 class Opened(_Message, frozen=True, tag="opened"):
@@ -310,6 +315,20 @@ class TokenizerData(_Message, frozen=True, tag="tokenizer_data"):
     tokenizer_bytes: Annotated[int, Meta(ge=0, le=64 << 20)]
 
 
+class GetAnswer(_Message, frozen=True, tag="get_answer"):
+    """Asks for the tokens of an answer that broke off, by the secret whose hash its head gave as `resume_key`."""
+
+    nonce: int
+    secret: Annotated[bytes, Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
+
+
+class AnswerData(_Message, frozen=True, tag="answer_data"):
+    """The body holds token ids: the prompt's, `prompt_length` of them, and all that were chosen since."""
+
+    nonce: int
+    prompt_length: Position
+
+
 class BulkLink(_Message, frozen=True, tag="bulk_link"):
     """The first message on a link that is for weights only: requests that come on it are answered on it, by nobody else's way."""
 
@@ -344,7 +363,7 @@ class ChunkData(_Message, frozen=True, tag="chunk_data"):
 
 
 class Failed(_Message, frozen=True, tag="failed"):
-    """The answer to a request (Describe, GetTokenizer, GetHoldings, GetChunk) that could not be met."""
+    """The answer to a request (Describe, GetTokenizer, GetAnswer, GetHoldings, GetChunk) that could not be met."""
 
     nonce: int
     code: Name
@@ -444,6 +463,8 @@ Message = (
     | Described
     | GetTokenizer
     | TokenizerData
+    | GetAnswer
+    | AnswerData
     | BulkLink
     | GetHoldings
     | Holdings

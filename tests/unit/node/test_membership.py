@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from potluck.core.errors import NotEntitled, PeerRefused, ShardUnavailable
+from potluck.core.remembered import AnswerSoFar, resume_key
 from potluck.identity.keys import NodeKey
 from potluck.net.memory import MemoryNetwork
 from potluck.node.answering import NodeAnswering
@@ -15,7 +16,7 @@ from potluck.trust.keeper import SwarmKeeper
 from potluck.trust.records import Trust
 from potluck.trust.swarm_file import SwarmFile
 from potluck.wire.effects import SendTo
-from potluck.wire.messages import Failed, GetChunk, GetHoldings, GetTokenizer, Message, Refused
+from potluck.wire.messages import Failed, GetAnswer, GetChunk, GetHoldings, GetTokenizer, Message, Refused
 from tests.support.link_ends import run_test
 from tests.support.wire_messages import describe, opening
 
@@ -180,5 +181,35 @@ def test_weights_are_given_to_those_who_may_serve_and_tokenizers_to_those_who_ma
         assert answer.code == tokenizer
         assert founder.weights.counters["may_not_fetch"] == codes.count("not_entitled")
         await founder.stop()
+
+    run_test(main())
+
+
+@pytest.mark.parametrize(
+    ("trust", "secret", "expected"),
+    [
+        (Trust.INVITED, b"s" * 16, "not_entitled"),
+        (Trust.MEMBER, b"s" * 16, "5, 6, 7"),
+        (Trust.MEMBER, b"x" * 16, "resume_impossible"),
+    ],
+)
+def test_the_tokens_of_an_answer_are_given_to_members_who_have_its_secret(
+    tmp_path: Path, trust: Trust, secret: bytes, expected: str
+) -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        keeper = SwarmKeeper.found(FOUNDER, SwarmFile(tmp_path / "founder.swarm"))
+        founder = member_node(network, FOUNDER, keeper)
+        guest = await join(network, GUEST, keeper, await founder.listen("memory:0"), trust, tmp_path)
+        guest._send(SendTo(FOUNDER.node_id, None, describe()))
+        await settle()
+        founder.orchestrator.on_ended(resume_key(b"s" * 16), AnswerSoFar(1, (5, 6, 7)))
+        answer = founder._answer_so_far(GUEST.node_id, GetAnswer(4, secret)).message
+        assert expected == (answer.code if isinstance(answer, Failed) else "5, 6, 7")
+        told = await guest.recall(secret, "5" * 64)
+        assert told == (AnswerSoFar(1, (5, 6, 7)) if expected == "5, 6, 7" else None)
+        assert await founder.recall(b"s" * 16, "5" * 64) == AnswerSoFar(1, (5, 6, 7))  # its own
+        for node in (guest, founder):
+            await node.stop()
 
     run_test(main())

@@ -994,3 +994,38 @@ def test_a_shard_that_refuses_is_not_called_lost() -> None:
     bench.refuse(1)
     assert bench.to(ShardLost) == []
     assert len(bench.kinds(ShardStatus)) == 1
+
+
+# ---------------------------------------------------------------- an answer that was begun elsewhere
+
+
+def test_an_answer_that_was_begun_is_fed_as_if_it_were_prompt_and_goes_on_after_it() -> None:
+    bench = HeadBench(prompt=3, prefill_window=8, asked={"begun": (50, 51), "resume_key": b"k" * 32})
+    bench.start()
+    opens = [m for _, m in bench.of(Open)]
+    assert [o.resume_key for o in opens] == [b"", b"", b"k" * 32]  # type: ignore[attr-defined]
+    sampler = opens[-1].sampler  # type: ignore[attr-defined]
+    assert (sampler.history, sampler.prompt_length, sampler.limit) == ((0, 1, 2, 50, 51), 3, 23)
+    bench.answer_all()
+    assert steps(bench) == [(0, 2, False), (2, 2, False), (4, 1, True)]
+    bench.result(5, 52)
+    assert [frame.token for frame in bench.kinds(TokenDelta)] == [52]  # type: ignore[union-attr]
+    assert bench.generation.generated == [50, 51, 52]
+    assert bench.generation.answer == (3, (0, 1, 2, 50, 51, 52))
+
+
+def test_what_was_begun_counts_towards_the_limit() -> None:
+    bench = HeadBench(prompt=2, max_tokens=3, prefill_window=8, asked={"begun": (50, 51)})
+    bench.run()
+    bench.result(4, 52)
+    assert bench.kinds(Finished) == [Finished("length", 3, 0)]
+
+
+def test_a_shard_that_dies_under_a_begun_answer_is_replaced_with_all_of_it() -> None:
+    bench = HeadBench(prompt=3, prefill_window=8, asked={"begun": (50, 51)})
+    bench.run()
+    bench.result(5, 52)
+    bench.lose(3)
+    [(_, opened)] = bench.of(Open)
+    assert opened.sampler.history == (0, 1, 2, 50, 51, 52)  # type: ignore[attr-defined]
+    assert opened.sampler.prompt_length == 3  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from potluck.core.errors import BadRequest, LinkClosed, ShardsFull, ShardUnavailable, WeightsMismatch
+from potluck.core.remembered import AnswerSoFar, packed_tokens
 from potluck.core.sampling_params import SamplingParams
 from potluck.net.memory import MemoryNetwork
 from potluck.net.peers import PeerLinks
@@ -24,7 +25,20 @@ from potluck.planner.costs import Link, Links
 from potluck.planner.cover import Placed
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
-from potluck.wire.messages import Close, Describe, Described, Failed, Open, Opened, Result, ShardInfo, Stage, Step
+from potluck.wire.messages import (
+    AnswerData,
+    Boundary,
+    Close,
+    Describe,
+    Described,
+    Failed,
+    Open,
+    Opened,
+    Result,
+    ShardInfo,
+    Stage,
+    Step,
+)
 
 HEAD, SHARD, STRANGER = b"H" * 32, b"S" * 32, b"X" * 32
 WHOLE = (Placed(SHARD, "", Stage(0, 2, True, True)),)
@@ -390,6 +404,24 @@ def test_what_travels_between_shards_is_what_was_asked_for_and_smaller_on_slow_l
     assert [tuple((b.layer, b.codec) for b in each.boundaries) for each in opens] == [tuple((1, c) for c in codecs)] * 2
 
 
+@pytest.mark.parametrize("boundaries", [(), (Boundary(1, "int8"),)])
+def test_an_answer_that_was_begun_is_rounded_where_it_was_and_nowhere_else(boundaries: tuple[Boundary, ...]) -> None:
+    async def choose() -> tuple[list[Open], list[GenerationRequest]]:
+        board, told = offering((NEAR, FIRST_HALF), (SECOND, LAST_HALF)), list[GenerationRequest]()
+        board.orchestrator.links_are(links(N2=0.05))  # slow: a new answer would be sent in half precision
+        asked = msgspec.structs.replace(request(), boundaries=boundaries, has_fixed_boundaries=True)
+        params = DistributedChatParams(on_begun=told.append)
+        asking = asyncio.ensure_future(anext(board.orchestrator.chat(asked, params)))
+        await soon()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        return [effect.message for effect in board.sent if isinstance(effect.message, Open)], told
+
+    opens, told = asyncio.run(choose())
+    assert [each.boundaries for each in opens] == [boundaries] * 2
+    assert [each.boundaries for each in told] == [boundaries]
+
+
 def test_other_weights_under_the_same_name_have_their_own_code() -> None:
     """HearthNet §8.1: pipeline construction with weights mismatch → weights_mismatch."""
 
@@ -442,3 +474,67 @@ def test_a_conversation_goes_where_it_was_and_a_system_prompt_in_common_is_no_re
         return [(effect.node, effect.message.resumes) for effect in board.sent if isinstance(effect.message, Open)]
 
     assert asyncio.run(ask()) == [(expected, b"k" * 16 if expected == FAR else None)]
+
+
+# ---------------------------------------------------------------- answers that broke off
+
+
+def account(board: Switchboard, sender: bytes, nonce: int, prompt: int, *tokens: int) -> None:
+    board.orchestrator.on_answer(sender, AnswerData(nonce, prompt), packed_tokens(tokens))
+
+
+def test_the_longest_account_of_an_answer_counts_and_rubbish_does_not() -> None:
+    async def ask() -> None:
+        board = Switchboard()
+        nodes = [bytes([number]) * 32 for number in range(1, 8)]
+        asked = asyncio.ensure_future(board.orchestrator.ask_for_answer(nodes, b"s" * 16))
+        await soon()
+        sent = board.take()
+        assert [(effect.node, effect.message.secret) for effect in sent] == [(node, b"s" * 16) for node in nodes]  # type: ignore[union-attr]
+        nonces = [effect.message.nonce for effect in sent]  # type: ignore[union-attr]
+        account(board, nodes[0], nonces[0], 2, 1, 2, 3)
+        account(board, nodes[1], nonces[1], 2, 1, 2, 3, 4)
+        account(board, nodes[2], nonces[2], 9, 1, 2, 3, 4, 5)  # a prompt longer than all
+        account(board, nodes[3], nonces[3], 0, 1, 2, 3, 4, 5)
+        board.orchestrator.on_answer(nodes[4], AnswerData(nonces[4], 2), b"no numbers")
+        board.orchestrator.on_answer(nodes[5], Failed(nonces[5], "resume_impossible", "nothing here"), b"")
+        board.describe(nodes[6], nonces[6], "not what was asked for")
+        assert await asked == AnswerSoFar(2, (1, 2, 3, 4))
+
+    run(ask())
+
+
+def test_who_does_not_answer_is_not_waited_for_long() -> None:
+    async def ask() -> None:
+        board = Switchboard()
+        began_s = asyncio.get_running_loop().time()
+        asked = asyncio.ensure_future(board.orchestrator.ask_for_answer([SHARD, STRANGER], b"s" * 16))
+        await soon()
+        account(board, SHARD, board.take()[0].message.nonce, 1, 1, 2)  # type: ignore[union-attr]
+        assert await asked == AnswerSoFar(1, (1, 2))
+        assert asyncio.get_running_loop().time() - began_s < 2.0
+        assert await board.orchestrator.ask_for_answer([], b"s" * 16) is None
+
+    run(ask())
+
+
+def test_a_head_knows_the_answers_that_it_heads_and_tells_of_them_when_they_end() -> None:
+    async def use() -> None:
+        board, told = Switchboard(), list[tuple[bytes, AnswerSoFar]]()
+        board.orchestrator.on_ended = lambda key, answer: told.append((key, answer))
+        params = DistributedChatParams(pipeline=WHOLE)
+        for key in (b"", b"k" * 32):
+            asked = msgspec.structs.replace(request(), resume_key=key)
+            frames = board.orchestrator.chat(asked, params)
+            reading = asyncio.ensure_future(anext(frames))
+            await soon()
+            assert board.orchestrator.recall(b"k" * 32) == (
+                AnswerSoFar(len(asked.prompt), asked.prompt) if key else None
+            )
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            await frames.aclose()
+        assert told == [(b"k" * 32, AnswerSoFar(len(asked.prompt), asked.prompt))]
+        assert board.orchestrator.recall(b"k" * 32) is None
+
+    run(use())

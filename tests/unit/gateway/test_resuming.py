@@ -1,0 +1,325 @@
+"""Streams that are taken up again: every event of every kind of answer as the last that a client got, with and without memory."""
+
+import base64
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from potluck.core.errors import BadRequest
+from potluck.core.remembered import AnswerSoFar, resume_key
+from potluck.gateway.answering import ModelCard
+from potluck.gateway.resuming import EventNumbers, Handle, call_ids, read_event_id
+from potluck.orchestrator.frames import PipelineAborted, ShardFailover
+from potluck.testing.memory_answering import MemoryAnswering
+from potluck.wire.messages import Boundary
+from tests.support.api import MESSAGES, TOOLS, app_of, events_of, post, with_client
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CALL = 'Well.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+CALLS = f"{CALL}\nAnd {CALL}"
+HANDLE = Handle(1, bytes(12), bytes(range(16)), 1_700_000_000, b"\xab" * 8, b"\x07" * 8, 64, 1)
+KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "plain": (CHAT, "Everyone brings a dish.", {}),
+    "many bytes a character": (CHAT, "Grüße, 食べ物 und 🍲🥗!", {}),
+    "half a character at the end": (CHAT, "ab🍲", {"max_tokens": 4}),
+    "a stop string": (CHAT, "One dish, two dishes, th-th-three.", {"stop": ["three", "zzz"]}),
+    "a stop string that does not come": (CHAT, "th-thr-thre", {"stop": ["three"]}),
+    "a limit": (CHAT, "abcdefgh", {"max_tokens": 5}),
+    "tool calls": (CHAT, CALLS, {"tools": TOOLS}),
+    "logprobs": (CHAT, "a🍲 th-thr", {"logprobs": True, "top_logprobs": 2, "stop": ["three"]}),
+    "logprobs and calls": (CHAT, CALL, {"tools": TOOLS, "logprobs": True}),
+    "a completion": (COMPLETIONS, " upon a time", {"max_tokens": 40}),
+    "an echo": (COMPLETIONS, " upon a 🍲", {"echo": True, "max_tokens": 40}),
+    "a completion's logprobs": (COMPLETIONS, " upon a 🍲", {"logprobs": 1, "max_tokens": 40}),
+}
+
+
+def body_of(path: str, fields: dict[str, Any]) -> dict[str, Any]:
+    asked: dict[str, Any] = {"messages": MESSAGES} if path == CHAT else {"prompt": "Once"}
+    return {"model": "memory", "stream": True, "stream_options": {"include_usage": True}, **asked, **fields}
+
+
+def split(response: httpx.Response) -> list[tuple[str, str]]:
+    """Each event as (id, the line of data)."""
+    assert response.status_code == 200, response.text
+    blocks = [block for block in response.text.split("\n\n")[:-1] if not block.startswith(":")]
+    found = [re.fullmatch(r"id: (\S+)\n(data: .*)", block) for block in blocks]
+    assert all(found), response.text
+    return [(match.group(1), match.group(2)) for match in found if match is not None]
+
+
+def shown(events: Sequence[tuple[str, str]]) -> list[str]:
+    """What a client gets, but for the nodes that took part: where all was remembered there are none."""
+    return [re.sub(r'"nodes":\[[^]]*\]', "", data) for _, data in events]
+
+
+def first_id(response: httpx.Response) -> str:
+    return split(response)[0][0]
+
+
+def resume(answering: MemoryAnswering, path: str, body: dict[str, Any], event_id: str) -> httpx.Response:
+    return post(app_of(answering), path, body, Last_Event_ID=event_id)
+
+
+# ------------------------------------------------------------ the same events, whoever makes them
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_event_was_the_last_the_others_follow_to_the_byte(kind: str) -> None:
+    path, text, fields = KINDS[kind]
+    body, first, second = body_of(path, fields), MemoryAnswering(text), MemoryAnswering(text)
+    whole = split(post(app_of(first), path, body))
+    tokens = tuple(first.model.tokenizer.encode(text, parse_special=True, add_special=False))
+    [request] = first.model.requests
+    key = resume_key(read_event_id(whole[0][0]).handle.secret)
+    limited = tokens[: request.max_tokens]
+    remembered = [None, *(limited[:count] for count in range(0, len(limited) + 1, max(1, len(limited) // 5)))]
+
+    async def use(client: httpx.AsyncClient) -> None:
+        for chosen in remembered:
+            second.model.remembered = (
+                {} if chosen is None else {key: AnswerSoFar(len(request.prompt), (*request.prompt, *chosen))}
+            )
+            for event_id, _ in whole[:: 1 if chosen is None or len(whole) < 40 else 4]:
+                rest = split(await client.post(path, json=body, headers={"Last-Event-ID": event_id}))
+                had = read_event_id(event_id).events
+                assert shown((*whole[:had], *rest)) == shown(whole), (event_id, chosen)
+                assert [read_event_id(each).events for each, _ in rest] == list(range(had + 1, len(whole) + 1))
+
+    with_client(app_of(second), use)
+
+
+def test_an_answer_that_was_taken_up_can_be_taken_up_again() -> None:
+    answering, body = MemoryAnswering("Everyone brings a dish."), body_of(CHAT, {"temperature": 1.3})
+    whole = split(post(app_of(answering), CHAT, body))
+    had, event_id = whole[:3], whole[2][0]
+    for _ in range(5):
+        rest = split(resume(MemoryAnswering("Everyone brings a dish."), CHAT, body, event_id))
+        had, event_id = [*had, *rest[:2]], rest[1][0]
+    rest = split(resume(MemoryAnswering("Everyone brings a dish."), CHAT, body, event_id))
+    assert [data for _, data in (*had, *rest)] == [data for _, data in whole]
+
+
+def test_what_is_remembered_is_not_generated_again() -> None:
+    answering, body = MemoryAnswering("abcdefgh"), body_of(CHAT, {})
+    event_id = split(post(app_of(answering), CHAT, body))[3][0]
+    [request] = answering.model.requests
+    chosen = tuple(answering.model.tokenizer.encode("abcde", parse_special=False, add_special=False))
+    again = MemoryAnswering("abcdefgh")
+    key = resume_key(read_event_id(event_id).handle.secret)
+    again.model.remembered = {key: AnswerSoFar(len(request.prompt), (*request.prompt, *chosen))}
+    resume(again, CHAT, body, event_id)
+    assert [asked.begun for asked in again.model.requests] == [chosen]
+
+
+def test_an_answer_that_had_come_to_its_end_needs_nobody_to_go_on() -> None:
+    answering = MemoryAnswering("abc")
+    body = body_of(CHAT, {"stream_options": {}})
+    whole = split(post(app_of(answering), CHAT, body))
+    [request] = answering.model.requests
+    tokens = (
+        *request.prompt,
+        *answering.model.tokenizer.encode("abc", parse_special=False, add_special=False),
+        request.eos[0],
+    )
+    again = MemoryAnswering("abc")
+    again.model.remembered = {
+        resume_key(read_event_id(whole[0][0]).handle.secret): AnswerSoFar(len(request.prompt), tokens)
+    }
+    rest = split(resume(again, CHAT, body, whole[1][0]))
+    assert [data for _, data in rest] == [data for _, data in whole[2:]]
+    assert again.model.requests == []
+
+
+def test_the_seed_and_the_limit_are_those_it_was_begun_with() -> None:
+    answering, body = MemoryAnswering("abc"), body_of(CHAT, {"temperature": 1.0})
+    event_id = first_id(post(app_of(answering), CHAT, body))
+    again = MemoryAnswering("abc")
+    resume(again, CHAT, body, event_id)
+    [first], [second] = answering.model.requests, again.model.requests
+    assert (first.params.seed, first.max_tokens) == (second.params.seed, second.max_tokens)
+    assert second.has_fixed_boundaries
+    assert first.resume_key != second.resume_key  # an earlier head that is still at work is not taken for the later one
+
+
+# ------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    "event_id", ["", "x", "a.b", "....", "A" * 1300 + ".1", "AAAA.1", HANDLE.text(), HANDLE.text() + ".-1", HANDLE.text()[:-9] + ".3",
+                 HANDLE.text() + ".1x", "é.1", HANDLE.text() + ".1234567890"]
+)  # fmt: skip
+def test_an_id_that_nobody_made_is_refused(event_id: str) -> None:
+    with pytest.raises(BadRequest):
+        read_event_id(event_id)
+
+
+@given(st.text(max_size=200) | st.from_regex(r"[A-Za-z0-9_-]{1,60}\.[0-9]{1,9}", fullmatch=True))
+def test_any_other_text_is_refused_too(text: str) -> None:
+    with pytest.raises(BadRequest):
+        read_event_id(text)
+
+
+@given(st.integers(0, len(HANDLE.text()) - 1), st.sampled_from("AZaz09_-"))
+def test_a_damaged_handle_is_refused_or_is_another_sound_one(place: int, letter: str) -> None:
+    text = HANDLE.text()
+    try:
+        found = read_event_id(f"{text[:place]}{letter}{text[place + 1 :]}.7")
+    except BadRequest:
+        return
+    assert read_event_id(f"{found.handle.text()}.7") == found
+
+
+def test_a_handle_says_what_it_was_made_of_and_fits_into_a_header() -> None:
+    rounded = msgspec.structs.replace(
+        HANDLE, boundaries=tuple(Boundary(4096, "fp16") for _ in range(64)), max_tokens=1 << 24, created=1 << 40
+    )
+    for handle in (HANDLE, rounded):
+        assert read_event_id(f"{handle.text()}.999999999") == (handle, 999_999_999)
+    assert len(HANDLE.text()) < 100
+    assert len(rounded.text()) <= 1200
+
+
+@pytest.mark.parametrize("change", [{"version": 2}, {"secret": b"short"}, {"max_tokens": 0}, {"seed": b""}])
+def test_a_handle_with_other_contents_is_refused(change: dict[str, Any]) -> None:
+    data = msgspec.msgpack.encode(msgspec.structs.replace(HANDLE, **change))
+    with pytest.raises(BadRequest):
+        read_event_id(base64.urlsafe_b64encode(data).decode().rstrip("=") + ".1")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"n": 2}),
+        (CHAT, {"stream": False}),
+        (COMPLETIONS, {"prompt": ["a", "b"]}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 5}),
+        ("/api/chat", {"messages": MESSAGES}),
+    ],
+)
+def test_what_has_no_ids_cannot_be_taken_up(path: str, fields: dict[str, Any]) -> None:
+    body = {**(body_of(path, fields) if path.startswith("/v1/c") else {"model": "memory", "stream": True, **fields})}
+    plain = post(app_of(MemoryAnswering("abc")), path, body)
+    assert plain.status_code == 200
+    assert "id: " not in plain.text
+    refused = resume(MemoryAnswering("abc"), path, body, f"{HANDLE.text()}.1")
+    assert refused.status_code == 400
+
+
+@pytest.mark.parametrize("layers", [(3,), (1, 1), (2, 1)])
+def test_boundaries_that_the_model_cannot_have_are_refused(layers: tuple[int, ...]) -> None:
+    event_id = first_id(post(app_of(MemoryAnswering("abc")), CHAT, body_of(CHAT, {})))
+    handle = read_event_id(event_id).handle
+    forged = msgspec.structs.replace(handle, boundaries=tuple(Boundary(layer, "int8") for layer in layers))
+    refused = resume(MemoryAnswering("abc"), CHAT, body_of(CHAT, {}), f"{forged.text()}.1")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "last-event-id")
+
+
+def code_of(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["code"]
+
+
+def test_other_weights_are_refused() -> None:
+    other = MemoryAnswering("abc")
+    other.model.card = ModelCard(id="memory", weights_sha256="cd" * 32, created=1)
+    event_id = first_id(post(app_of(MemoryAnswering("abc")), CHAT, body_of(CHAT, {})))
+    assert code_of(resume(other, CHAT, body_of(CHAT, {}), event_id)) == (409, "resume_impossible")
+
+
+def test_another_body_than_before_is_refused_where_somebody_remembers() -> None:
+    answering, body = MemoryAnswering("abc"), body_of(CHAT, {})
+    event_id = first_id(post(app_of(answering), CHAT, body))
+    tokens = answering.model.requests[0].prompt
+    answering.model.remembered = {
+        resume_key(read_event_id(event_id).handle.secret): AnswerSoFar(len(tokens), (*tokens, 5))
+    }
+    other = {**body, "messages": [{"role": "user", "content": "Something else"}]}
+    assert code_of(resume(answering, CHAT, other, event_id)) == (409, "resume_impossible")
+
+
+def test_more_events_than_there_are_is_refused() -> None:
+    body = body_of(CHAT, {})
+    whole = split(post(app_of(MemoryAnswering("abc")), CHAT, body))
+    handle = whole[0][0].rpartition(".")[0]
+    assert split(resume(MemoryAnswering("abc"), CHAT, body, f"{handle}.{len(whole)}")) == []
+    [(_, refusal)] = events_of(resume(MemoryAnswering("abc"), CHAT, body, f"{handle}.{len(whole) + 1}"))
+    assert refusal["error"]["code"] == "resume_impossible"
+
+
+@pytest.mark.parametrize("inexact", ["before", "after"])
+def test_what_nobody_remembers_is_made_again_only_where_it_comes_out_the_same(inexact: str) -> None:
+    first, second, body = MemoryAnswering("abc"), MemoryAnswering("abc"), body_of(CHAT, {})
+    (first if inexact == "before" else second).model.arithmetic = 0
+    whole = split(post(app_of(first), CHAT, body))
+    assert code_of(resume(second, CHAT, body, whole[2][0])) == (409, "resume_impossible")
+    [request] = first.model.requests
+    second.model.remembered = {
+        resume_key(read_event_id(whole[0][0]).handle.secret): AnswerSoFar(len(request.prompt), (*request.prompt, 100))
+    }
+    rest = split(resume(second, CHAT, body, whole[1][0]))  # with memory it does not matter
+    assert len(rest) == len(whole) - 2
+    assert read_event_id(rest[0][0]).handle.arithmetic == 0
+
+
+def test_tokens_that_come_out_differently_end_the_attempt() -> None:
+    """With log probabilities some tokens are computed again, and must be the remembered ones."""
+    answering, body = MemoryAnswering("abc"), body_of(CHAT, {"logprobs": True})
+    whole = split(post(app_of(answering), CHAT, body))
+    [request] = answering.model.requests
+    other = MemoryAnswering("axc")
+    chosen = answering.model.tokenizer.encode("abc", parse_special=False, add_special=False)
+    other.model.remembered = {
+        resume_key(read_event_id(whole[0][0]).handle.secret): AnswerSoFar(
+            len(request.prompt), (*request.prompt, *chosen)
+        )
+    }
+    assert code_of(resume(other, CHAT, body, whole[1][0])) == (409, "resume_impossible")
+
+
+def test_after_a_failover_to_other_arithmetic_ids_say_that_it_cannot_be_made_again() -> None:
+    answering = MemoryAnswering("abc")
+    answering.model.frames_before = {1: [ShardFailover(("a",), ("b",), 1, 5.0, 3, "replay", "mixed")]}
+    whole = split(post(app_of(answering), CHAT, body_of(CHAT, {})))
+    assert [read_event_id(each).handle.arithmetic for each, _ in whole] == [1, 1, 0, 0, 0, 0, 0]
+    fresh = MemoryAnswering("abc")
+    fresh.model.frames_before = answering.model.frames_before
+    again = resume(fresh, CHAT, body_of(CHAT, {}), whole[1][0])
+    assert '"resume_impossible"' in again.text
+
+
+# ------------------------------------------------------------ an answer that is aborted
+
+
+def test_an_aborted_answer_names_the_event_to_go_on_after() -> None:
+    broken, body = MemoryAnswering("Hi there"), body_of(CHAT, {})
+    broken.model.frames_before = {2: [PipelineAborted("shard_unavailable", "nobody holds layers 3-5", 2)]}
+    response = post(app_of(broken), CHAT, body)
+    *_, (_, error) = events_of(response)
+    assert error["error"]["code"] == "shard_unavailable"
+    shown = [block for block in response.text.split("\n\n") if block.startswith("id: ")]
+    assert shown[-1].startswith(f"id: {error['error']['resume']}\n")
+    rest = split(resume(MemoryAnswering("Hi there"), CHAT, body, error["error"]["resume"]))
+    texts = [msgspec.json.decode(data[6:])["choices"][0]["delta"].get("content", "") for _, data in rest[:-2]]
+    assert "".join(texts) == " there"
+
+
+def test_numbers_hold_back_what_was_had() -> None:
+    numbers = EventNumbers(HANDLE, had=2)
+    assert numbers.number(b"data: 1\n\ndata: 2\n\ndata: 3\n\n") == b"id: %s.3\ndata: 3\n\n" % HANDLE.text().encode()
+    assert numbers.number(b"") == b""
+    assert numbers.last_id == f"{HANDLE.text()}.3"
+
+
+def test_ids_of_calls_are_nine_letters_or_digits_and_the_same_for_the_same_answer() -> None:
+    one, same, other = call_ids(b"a" * 12), call_ids(b"a" * 12), call_ids(b"b" * 12)
+    ids = [one() for _ in range(5)]
+    assert ids == [same() for _ in range(5)]
+    assert len(set(ids)) == 5
+    assert other() != ids[0]
+    assert all(re.fullmatch("[A-Za-z0-9]{9}", each) for each in ids)
