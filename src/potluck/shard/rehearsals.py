@@ -12,6 +12,7 @@ from potluck.shard.sessions import ShardSession
 from potluck.wire.messages import Step
 from potluck.wire.work import Rehearse
 
+_SHORTEST_STEP_S = 0.0006  # a rehearsal takes about that long to arrive
 _SHORTEST_WAIT_S = 0.001  # what a loop's timer can do
 
 
@@ -30,10 +31,11 @@ class Rehearsals:
 
     def due_in_s(self) -> float | None:
         """How long after a batch was given to the worker; None where there is nothing to rehearse, or no time for it."""
-        if self._lead_s == 0 or len(self._life.live) != 1:
+        step_s = self._residency.step_us / 1e6
+        if self._lead_s == 0 or len(self._life.live) != 1 or step_s < _SHORTEST_STEP_S:
             return None
-        wait_s = self._residency.step_us / 1e6 - self._lead_s
-        return wait_s if wait_s >= _SHORTEST_WAIT_S else None
+        wait_s = step_s - self._lead_s
+        return wait_s if wait_s >= _SHORTEST_WAIT_S else 0.0
 
     def send(self, batch: int) -> None:
         """What the next shard will be sent when `batch` is done, as far as that can be known."""

@@ -41,8 +41,14 @@ def test_it_goes_out_shortly_before_the_worker_is_expected_to_be_done() -> None:
 def test_there_is_none_where_it_is_switched_off_or_steps_are_too_short() -> None:
     assert CoreBench(MIDDLE).core.rehearsals.due_in_s() is None
     bench, _ = working()
-    bench.hear(Loaded(MIDDLE, 0, 0, 2_500))
+    bench.hear(Loaded(MIDDLE, 0, 0, 500))
     assert bench.core.rehearsals.due_in_s() is None
+
+
+def test_it_goes_out_at_once_where_a_step_is_hardly_longer_than_its_way() -> None:
+    bench, _ = working()
+    bench.hear(Loaded(MIDDLE, 0, 0, 1_500))
+    assert bench.core.rehearsals.due_in_s() == 0.0
 
 
 def test_there_is_none_beside_a_second_session() -> None:
