@@ -14,7 +14,7 @@ from potluck.core.grammar import Grammar
 from potluck.core.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from potluck.identity.signed import Signed
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAX_POSITIONS = 1 << 20
 MAX_STEP_TOKENS = 4096
 MAX_HISTORY = 1 << 20
@@ -416,13 +416,19 @@ class Suspicion(_Message, frozen=True, tag="suspicion"):
     version: Counting
 
 
+class TellMe(_Message, frozen=True, tag="tell_me"):
+    """Whether the sender counts on the receiver for all news. Where either says so, both tell each other."""
+
+    is_wanted: bool
+
+
 class Chaos(_Message, frozen=True, tag="chaos"):
     """Asks a node to kill its own workers: for demonstrations, and obeyed only where its owner allows it."""
 
     nonce: int
 
 
-SwarmMessage = Ping | Pong | Summary | Buckets | Digests | Wanted | Records | Suspicion
+SwarmMessage = Ping | Pong | Summary | Buckets | Digests | Wanted | Records | Suspicion | TellMe
 
 Message = (
     Open
@@ -458,5 +464,6 @@ Message = (
     | Wanted
     | Records
     | Suspicion
+    | TellMe
     | Chaos
 )
