@@ -8,7 +8,9 @@ from potluck.swarm.dialling import rank
 from potluck.swarm.findings import Findings
 from potluck.wire.messages import TellMe
 
-CHOSEN = 4  # each has four, and is chosen by four: with so many, random choices hang together also while some of them die
+CHOSEN = (
+    4  # each has four, and is chosen by four: with so many, random choices hang together also while some of them die
+)
 
 
 class Backbone:

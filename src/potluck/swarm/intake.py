@@ -178,7 +178,9 @@ class Intake:
         held = self._store.get(entry.key)
         is_refresh = held is not None and held.content == entry.content
         self._store.put(entry)
-        if is_refresh and not is_forced:
+        if entry.advert is not None and entry.advert.is_leaving:
+            self._spreading.goodbye(entry.key)
+        elif is_refresh and not is_forced:
             self._spreading.refreshed(entry.key)
         else:
             self._spreading.at_once(entry.key)

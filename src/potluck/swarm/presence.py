@@ -140,6 +140,8 @@ class Presence:
         """Only a statement made after the loss tells anything; an older one was still on its way."""
         if standing is Standing.SUSPECT:
             return node not in self.linked and self.is_alive(node)
+        if entry.advert is not None and entry.advert.is_leaving:
+            return False  # nobody is missed who said goodbye
         if entry.born_s < self.live.lost_s(node):
             self._report(node, entry.stamp, now_s)  # those who know this statement do not heed a report of an older one
             return False

@@ -50,6 +50,10 @@ class Spreading:
         """This node's own word, which nobody else can tell, or what must not wait: to many, at the end of this input."""
         self._at_once[key] = None
 
+    def goodbye(self, key: bytes) -> None:
+        """This node's last word: to everybody who would notice that its link breaks, and report that."""
+        self._announce([key], list(self._linked))
+
     def news(self, key: bytes, sender: bytes) -> None:
         """Something that others said."""
         if self.is_sparse:
@@ -72,7 +76,9 @@ class Spreading:
             lacking = [node for node in self.backbone.carriers if node not in informed]
             self._tell(message, self._some(lacking, ROUND_FAN_OUT), informed)
         else:
-            self._tell(message, [node for node in self.some_linked(self._wide_fan_out) if node not in informed], informed)
+            self._tell(
+                message, [node for node in self.some_linked(self._wide_fan_out) if node not in informed], informed
+            )
 
     def tell_others(self, message: Message, informed: set[bytes]) -> None:
         """To everybody else who should hear it from this node: when all do the same, nobody is left out."""
