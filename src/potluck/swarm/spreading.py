@@ -105,7 +105,8 @@ class Spreading:
         """A few nodes are told what they are not known to know. What all of them know is done with."""
         carriers = self.backbone.carriers
         told = 0
-        for node in self._draw.sample(carriers, len(carriers)):
+        first = int(self._draw.random() * len(carriers))
+        for node in (*carriers[first:], *carriers[:first]):
             lacking = [key for key, informed in self._in_rounds.items() if node not in informed]
             if not lacking:
                 continue
