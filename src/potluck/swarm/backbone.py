@@ -23,6 +23,7 @@ class Backbone:
         self._told: dict[bytes, None] = {}  # those that know that they are chosen
         self._chosen_by: dict[bytes, None] = {}
         self._carriers: list[bytes] | None = None
+        self._is_told = True
 
     def __repr__(self) -> str:
         return f"<Backbone {len(self._chosen)} chosen, by {len(self._chosen_by)}>"
@@ -45,7 +46,7 @@ class Backbone:
 
     def _choose(self) -> None:
         self._chosen = dict.fromkeys(sorted(self._ranks, key=self._ranks.__getitem__)[:CHOSEN])
-        self._carriers = None
+        self._carriers, self._is_told = None, False
 
     def is_chosen_by(self, node: bytes, is_chosen: bool) -> None:
         """The other end of a link said so."""
@@ -57,8 +58,9 @@ class Backbone:
 
     def tell_choice(self) -> None:
         """Tell those concerned, where the choice changed."""
-        if self._told.keys() == self._chosen.keys():
+        if self._is_told:
             return
+        self._is_told = True
         for node in self._chosen:
             if node not in self._told:
                 self._findings.send(node, TellMe(True))

@@ -198,7 +198,7 @@ class Presence:
 
     def _check_later(self, node: bytes, stamp: Stamp, now_s: float) -> None:
         """Within a while, so that a thousand nodes do not all dial one at the same moment."""
-        wait_s = self._draw.random() * min(5.0, 0.2 + self._store.advert_count / 250)
+        wait_s = self._draw.random() * min(5.0, 0.2 + self._store.advert_count / 350)
         self.live.check_later(node, stamp, now_s + wait_s)
 
 

@@ -19,6 +19,7 @@ from potluck.wire.messages import Message
 FAN_OUT = 3  # for a mere refresh: whoever is left out hears of it in the next comparison
 ROUND_FAN_OUT = 3
 ROUND_GAP_S = 0.2
+REPORT_FAN_OUT = 5  # of about eight: whoever is left out hears of a loss only when others have looked for themselves
 REFRESH_BATCH_S = 2.0  # refreshes are announced together
 
 
@@ -74,7 +75,7 @@ class Spreading:
         """To so many that hardly anybody is left out when each of them does the same."""
         if self.is_sparse:
             lacking = [node for node in self.backbone.carriers if node not in informed]
-            self._tell(message, self._some(lacking, ROUND_FAN_OUT), informed)
+            self._tell(message, self._some(lacking, REPORT_FAN_OUT), informed)
         else:
             self._tell(
                 message, [node for node in self.some_linked(self._wide_fan_out) if node not in informed], informed

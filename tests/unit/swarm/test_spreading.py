@@ -7,7 +7,7 @@ from potluck.swarm.adverts import AdvertReader
 from potluck.swarm.dialling import MESH_UP_TO
 from potluck.swarm.findings import Findings
 from potluck.swarm.records import RecordStore, entry_of
-from potluck.swarm.spreading import ROUND_FAN_OUT, ROUND_GAP_S, Spreading
+from potluck.swarm.spreading import REPORT_FAN_OUT, ROUND_FAN_OUT, ROUND_GAP_S, Spreading
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import Digests, Message, Suspicion
 from tests.support.swarm_records import signed
@@ -103,6 +103,6 @@ def test_a_report_goes_to_a_few_and_then_to_whoever_may_not_know_it() -> None:
     some = {node for node, _ in sent(findings)}
     part.tell_others(message, informed)
     others = {node for node, _ in sent(findings)}
-    assert len(some) == ROUND_FAN_OUT
+    assert len(some) == REPORT_FAN_OUT
     assert some | others == set(part.backbone.carriers) - {part.backbone.carriers[0]}
     assert not some & others
