@@ -66,6 +66,7 @@ from potluck.wire.messages import (
     Summary,
     Suspicion,
     SwarmMessage,
+    TellMe,
     TokenizerData,
     Truncate,
     Wanted,
@@ -148,6 +149,7 @@ MESSAGES: tuple[tuple[Message, bytes], ...] = (
     (Wanted(keys=bytes(range(16))), b""),
     (Records(records=(AgedRecord(ADVERT_RECORD, 250), AgedRecord(ADVERT_RECORD, 0))), b""),
     (Suspicion(node=NODE, incarnation=3, version=9), b""),
+    (TellMe(is_wanted=True), b""),
 )
 
 
@@ -501,6 +503,7 @@ def test_a_members_rubbish_leaves_gossip_as_it_was() -> None:
             Digests(chance.randbytes(chance.choice((0, 3))), chance.randbytes(28 * chance.randrange(40))),
             Wanted(chance.randbytes(8 * chance.randrange(40))),
             Suspicion(chance.choice(KEYS).node_id, chance.getrandbits(2), chance.getrandbits(2)),
+            TellMe(chance.random() < 0.5),
             records(msgspec.structs.replace(ADVERT_RECORD, signer=KEYS[2].node_id, signature=chance.randbytes(64))),
         )
         node.on_message(KEYS[1].node_id, chance.choice(rubbish), now_s)

@@ -63,7 +63,7 @@ class Dialler:
         self._addresses[node] = addresses
         self._absent.pop(node, None)
         if is_new:
-            self._ranks[node] = _rank(self._node, node)
+            self._ranks[node] = rank(self._node, node)
             if self._first is not None and self._is_better(node):
                 self._first = None
 
@@ -91,7 +91,7 @@ class Dialler:
         """Known from before this start; whether it is there will be seen."""
         if node not in self._addresses and node != self._node and len(self._absent) < _MAX_ABSENT:
             self._absent[node] = addresses
-            self._ranks[node] = _rank(self._node, node)
+            self._ranks[node] = rank(self._node, node)
 
     def found(self, address: str, now_s: float) -> None:
         """An address without an id: from an invite, or from discovery."""
@@ -200,5 +200,5 @@ def _name(dial: Dial) -> bytes | str:
     return dial.node if dial.node is not None else dial.addresses[0]
 
 
-def _rank(own: bytes, other: bytes) -> int:
+def rank(own: bytes, other: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(own + other, digest_size=8).digest(), "big")

@@ -31,6 +31,7 @@ from potluck.wire.messages import (
     Summary,
     Suspicion,
     SwarmMessage,
+    TellMe,
     Wanted,
 )
 
@@ -50,7 +51,7 @@ class Gossip:
         self.linked: dict[bytes, None] = {}
         self.findings = Findings()
         self._trust, self._draw = trust, draw
-        self._spreading = Spreading(self.store, self.linked, draw, self.findings, now_s)
+        self._spreading = Spreading(own.node, self.store, self.linked, draw, self.findings, now_s)
         self.presence = Presence(self.store, self.linked, self._spreading, self.findings, draw, now_s)
         self.intake = Intake(
             own, trust, reader or AdvertReader(), self.store, self.presence, self._spreading, self.findings
@@ -213,6 +214,8 @@ class Gossip:
                     self.findings.send(sender, answer)
             case Buckets():
                 self._on_buckets(sender, message, now_s)
+            case TellMe():
+                self._spreading.backbone.is_chosen_by(sender, message.is_wanted)
 
     def _on_digests(self, sender: bytes, message: Digests, now_s: float) -> None:
         if message.buckets:
@@ -221,7 +224,7 @@ class Gossip:
         for key, incarnation, version, check in unpacked_digests(message.entries):
             held = self.store.get(key)
             if held is not None and held.check == check and held.stamp == (incarnation, version):
-                self._spreading.is_known_around(key)
+                self._spreading.is_known_around(key, sender)
             elif self.intake.asking.wants(sender, key, Stamp(incarnation, version), check, held, now_s):
                 wanted.append(key)
         return self._ask_for(wanted, sender)
@@ -266,7 +269,7 @@ class Gossip:
 
     def _on_suspicion(self, sender: bytes, message: Suspicion, now_s: float) -> None:
         if message.node == self.node:
-            self.own.refute(Stamp(message.incarnation, message.version), now_s)
+            self.own.refute(Stamp(message.incarnation, message.version))
             self.intake.publish_if_due(now_s)
         else:
             self.presence.on_suspicion(sender, message, now_s)

@@ -88,7 +88,7 @@ class Intake:
         if sender == self.own.node or entry.record.kind == EXPULSION:
             self._spreading.at_once(entry.key)
         else:
-            self._spreading.news(entry.key)
+            self._spreading.news(entry.key, sender)
 
     def _forget_superseded(self, now_s: float) -> None:
         """Otherwise whoever may state anything could fill the store with it, one serial after another."""
@@ -122,14 +122,15 @@ class Intake:
             key = held.key if held is not None else advert_key(aged.record.signer)
             announced = self.asking.came(key)
             try:
-                self._take_advert(aged.record, held, Known(held, self.asking.ended(key), announced), aged.age_ms, now_s)
+                self._take_advert(aged, held, Known(held, self.asking.ended(key), announced), sender, now_s)
             except RecordRefused as refusal:
                 self._refuse(aged.record, key, announced or Stamp(0, 0), refusal.reason, sender, now_s)
 
-    def _take_advert(self, record: Signed, held: Entry | None, known: Known, age_ms: int, now_s: float) -> None:
+    def _take_advert(self, aged: AgedRecord, held: Entry | None, known: Known, sender: bytes, now_s: float) -> None:
         """Raises RecordRefused."""
+        record = aged.record
         check_signer(record, self._trust)
-        entry = read_entry(record, self._reader, now_s - age_ms / 1000)
+        entry = read_entry(record, self._reader, now_s - aged.age_ms / 1000)
         entry.taken_s = now_s
         assert entry.advert is not None
         if record.signer == self.own.node:
@@ -146,7 +147,7 @@ class Intake:
             raise RecordRefused("too_many", "more adverts than a swarm may have")
         self.asking.begin(entry.key)
         self._store.put(entry)
-        if self._presence.note_advert(entry, held, now_s):
+        if self._presence.note_advert(entry, held, sender, now_s):
             self.note_return(now_s)
         return None
 
@@ -169,7 +170,7 @@ class Intake:
     # ------------------------------------------------------------ this node's own
 
     def publish_if_due(self, now_s: float) -> None:
-        is_forced = self.own.is_forced
+        is_forced = self.own.is_forced(now_s)
         record = self.own.due(now_s)
         if record is None:
             return
@@ -177,7 +178,9 @@ class Intake:
         held = self._store.get(entry.key)
         is_refresh = held is not None and held.content == entry.content
         self._store.put(entry)
-        if is_refresh and not is_forced:
+        if entry.advert is not None and entry.advert.is_leaving:
+            self._spreading.goodbye(entry.key)
+        elif is_refresh and not is_forced:
             self._spreading.refreshed(entry.key)
         else:
             self._spreading.at_once(entry.key)

@@ -11,6 +11,7 @@ from potluck.swarm.duplicates import Duplicate
 
 _REFRESH_SHARE = 2 / 3  # of the lifetime: the rest is for the news to travel, also past lost messages
 _CHANGE_GAP_S = 1.0  # between statements that differ
+_REFUTE_GAP_S = 0.5
 _REPEAT_GAP_S = 3.0
 _TWIN_MARGIN_S = 2.0
 _OUTBID_GAP_S = 30.0  # two clones would otherwise outbid each other without end
@@ -31,7 +32,7 @@ class OwnAdvert:
         self._started_s = self._next_outbid_s = now_s
         self._stated: Advert | None = None
         self._stated_s = self._refresh_s = now_s - _CHANGE_GAP_S
-        self._is_changed = self.is_forced = False
+        self._is_changed = self._is_forced = self._is_doubted = False
 
     def __repr__(self) -> str:
         return f"<OwnAdvert {tuple(self.stamp)}{'' if self._facts is not None else ' silent'}>"
@@ -60,26 +61,30 @@ class OwnAdvert:
         if wanted is None:
             return None
         is_refresh_due = now_s >= self._refresh_s and not wanted.is_leaving
-        if not (self.is_forced or is_refresh_due or (self._is_changed and self._may_change(now_s, wanted))):
+        if not (self.is_forced(now_s) or is_refresh_due or (self._is_changed and self._may_change(now_s, wanted))):
             return None
-        self.is_forced = self._is_changed = False
+        self._is_forced = self._is_doubted = self._is_changed = False
         self._stated, self._stated_s = wanted, now_s
         self._refresh_s = now_s + wanted.lifetime_s * _REFRESH_SHARE * self._draw.uniform(0.9, 1.0)
         self.version += 1
         return self._sign(msgspec.structs.replace(wanted, incarnation=self.incarnation, version=self.version))
 
+    def is_forced(self, now_s: float) -> bool:
+        """Whether it is to be said again although nothing changed."""
+        return self._is_forced or (self._is_doubted and now_s - self._stated_s >= _REFUTE_GAP_S)
+
     def _may_change(self, now_s: float, wanted: Advert) -> bool:
         return wanted.is_leaving or now_s - self._stated_s >= _CHANGE_GAP_S
 
-    def refute(self, stamp: Stamp, now_s: float) -> None:
-        """Somebody takes this node for dead, after the statement with this number."""
-        if stamp >= self.stamp and self._stated is not None and now_s - self._stated_s >= _CHANGE_GAP_S / 2:
-            self.is_forced = True
+    def refute(self, stamp: Stamp) -> None:
+        """Somebody takes this node for dead, after the statement with this number. Where that was made just now: in a while."""
+        if stamp >= self.stamp and self._stated is not None:
+            self._is_doubted = True
 
     def repeat(self, now_s: float) -> None:
         """Others may have missed what was said; not more often than they can stand."""
         if self._stated is not None and now_s - self._stated_s >= _REPEAT_GAP_S:
-            self.is_forced = True
+            self._is_forced = True
 
     def hear(self, advert: Advert, born_s: float, now_s: float) -> Duplicate | None:
         """An authentic advert of this very id. Returns the twin where another machine must have made it just now."""
@@ -94,5 +99,5 @@ class OwnAdvert:
             # A higher number from before this start: the count on disk was lost.
             self.incarnation = advert.incarnation + (0 if is_twin else 1)
             self.version = advert.version if is_twin else 0
-            self.is_forced = self._stated is not None
+            self._is_forced = self._stated is not None
         return self.twin if is_twin else None

@@ -48,6 +48,7 @@ class Presence:
 
     def link_up(self, node: bytes) -> None:
         self.linked[node] = None
+        self._spreading.backbone.link_up(node)
         self._findings.changes += 1
 
     def link_lost(self, node: bytes, now_s: float, reason: str) -> None:
@@ -59,6 +60,7 @@ class Presence:
 
     def _unlink(self, node: bytes) -> None:
         del self.linked[node]
+        self._spreading.backbone.link_lost(node)
         self.live.forget([node])
         self._findings.changes += 1
 
@@ -113,13 +115,13 @@ class Presence:
             self._findings.tell("returned", node)
         return is_back
 
-    def note_advert(self, entry: Entry, held: Entry | None, now_s: float) -> bool:
+    def note_advert(self, entry: Entry, held: Entry | None, sender: bytes, now_s: float) -> bool:
         """A node's new statement, in place of `held`. Whether it is back with it."""
         node, advert, standing = entry.record.signer, entry.advert, self.live.standing(entry.record.signer)
         assert advert is not None
         is_doubted = self.live.refuted(node, entry.stamp) or standing is not Standing.ALIVE
         if is_doubted or not _is_refresh(entry, held):
-            self._spreading.news(entry.key)
+            self._spreading.news(entry.key, sender)
             self._findings.heard_of(node)
             self._findings.changes += 1
         else:
@@ -138,6 +140,8 @@ class Presence:
         """Only a statement made after the loss tells anything; an older one was still on its way."""
         if standing is Standing.SUSPECT:
             return node not in self.linked and self.is_alive(node)
+        if entry.advert is not None and entry.advert.is_leaving:
+            return False  # nobody is missed who said goodbye
         if entry.born_s < self.live.lost_s(node):
             self._report(node, entry.stamp, now_s)  # those who know this statement do not heed a report of an older one
             return False
@@ -172,10 +176,10 @@ class Presence:
             return
         is_first = self.live.is_new_report(node, stamp, now_s)
         message, informed = Suspicion(node, *stamp), self.live.informed(node)
-        if is_first:
-            informed.update(self._spreading.broadcast(message))
-        else:  # Others said so before: now every link has carried it, so that it has reached everybody.
-            informed.update(self._spreading.tell_others(message, informed))
+        if is_first and not self._spreading.is_sparse:  # whoever is linked to it, and that is everybody, finds out too
+            self._spreading.tell_some(message, informed)
+        else:
+            self._spreading.tell_others(message, informed)
 
     def on_suspicion(self, sender: bytes, message: Suspicion, now_s: float) -> None:
         """Nobody is lost by another's word: it is passed on once, and looked into after a while."""
@@ -188,11 +192,13 @@ class Presence:
         elif stamp >= advert.stamp and self.is_present(node):
             self.live.is_new_report(node, stamp, now_s)
             self._check_later(node, stamp, now_s)
-            self.live.informed(node).update((sender, *self._spreading.broadcast(message, but=sender)))
+            informed = self.live.informed(node)
+            informed.add(sender)
+            self._spreading.tell_some(message, informed)
 
     def _check_later(self, node: bytes, stamp: Stamp, now_s: float) -> None:
         """Within a while, so that a thousand nodes do not all dial one at the same moment."""
-        wait_s = self._draw.random() * min(5.0, 0.2 + self._store.advert_count / 250)
+        wait_s = self._draw.random() * min(5.0, 0.2 + self._store.advert_count / 350)
         self.live.check_later(node, stamp, now_s + wait_s)
 
 

@@ -174,14 +174,14 @@ class RecordStore:
 
     def differing(self, hashes: bytes) -> list[int] | None:
         """Which of our 256 buckets the other side's hashes say are different; None where they are no such hashes."""
-        theirs = [hashes[place : place + BUCKET_HASH_BYTES] for place in range(0, len(hashes), BUCKET_HASH_BYTES)]
         if len(hashes) == MAX_BUCKETS * BUCKET_HASH_BYTES:
             ours, width = self._hashes, 1
         elif len(hashes) == COARSE_BUCKETS * BUCKET_HASH_BYTES:
             ours, width = _fold(self._hashes), MAX_BUCKETS // COARSE_BUCKETS
         else:
             return None
-        different = [place for place, own in enumerate(ours) if own.to_bytes(BUCKET_HASH_BYTES, "big") != theirs[place]]
+        theirs = struct.unpack(f">{len(ours)}Q", hashes)
+        different = [place for place, own in enumerate(ours) if own != theirs[place]]
         return [place * width + each for place in different for each in range(width)]
 
     def bucket(self, number: int) -> Iterable[Entry]:
@@ -199,4 +199,4 @@ def _fold(hashes: list[int]) -> list[int]:
 
 
 def _packed(hashes: list[int]) -> bytes:
-    return b"".join(each.to_bytes(BUCKET_HASH_BYTES, "big") for each in hashes)
+    return struct.pack(f">{len(hashes)}Q", *hashes)

@@ -7,6 +7,7 @@ weighed as it would be on the wire. Trust is the simplest that gossip can be giv
 import heapq
 import itertools
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -98,6 +99,9 @@ class SimulatedSwarm:
         self.reader = AdvertReader()
         self.keeps_events = keeps_events
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._wire: deque[tuple[float, int, SimulatedNode, int, SimulatedNode, Any]] = (
+            deque()
+        )  # messages, first come first
         self._order = itertools.count()
         self.nodes: dict[bytes, SimulatedNode] = {}
         self._by_address: dict[str, SimulatedNode] = {}
@@ -196,9 +200,18 @@ class SimulatedSwarm:
 
     def run(self, seconds: float) -> None:
         end_s = self.now_s + seconds
-        while self._queue and self._queue[0][0] <= end_s:
-            self.now_s, _, act, arguments = heapq.heappop(self._queue)
-            act(*arguments)
+        queue, wire = self._queue, self._wire
+        while queue or wire:
+            if wire and (not queue or wire[0] < queue[0]):  # two never are of the same time and order
+                if wire[0][0] > end_s:
+                    break
+                self.now_s, _, *arguments = wire.popleft()
+                self._deliver(*arguments)
+            elif queue[0][0] > end_s:
+                break
+            else:
+                self.now_s, _, act, given = heapq.heappop(queue)
+                act(*given)
         self.now_s = end_s
 
     def run_until(self, is_done: Callable[[], bool], limit_s: float, step_s: float = 0.05) -> float:
@@ -221,7 +234,7 @@ class SimulatedSwarm:
         return a.is_plugged and b.is_plugged and a.side == b.side
 
     def _apply(self, node: SimulatedNode, outcome: Outcome) -> None:
-        if self.keeps_events:
+        if self.keeps_events and outcome.events:
             node.events += [(self.now_s, event) for event in outcome.events]
         for effect in outcome.effects:
             if isinstance(effect, SendTo):
@@ -237,10 +250,10 @@ class SimulatedSwarm:
                 self._weighed, self._weight = message, len(_encode(message)) + HEADER_BYTES
             node.sent_bytes += self._weight
             node.sent_messages += 1
-            self._later(LATENCY_S, self._deliver, node, node.run, self.nodes[peer], message)
+            self._wire.append((self.now_s + LATENCY_S, next(self._order), node, node.run, self.nodes[peer], message))
 
     def _deliver(self, sender: SimulatedNode, run: int, node: SimulatedNode, message: SwarmMessage) -> None:
-        if sender.run != run or not self._can_reach(sender, node):
+        if sender.run != run or not (sender.is_plugged and node.is_plugged and sender.side == node.side):
             return
         if node.membership is None or sender.id not in node.links:
             self._later(LATENCY_S, self._cut_off, sender, node.id)

@@ -435,13 +435,19 @@ class Suspicion(_Message, frozen=True, tag="suspicion"):
     version: Counting
 
 
+class TellMe(_Message, frozen=True, tag="tell_me"):
+    """Whether the sender counts on the receiver for all news. Where either says so, both tell each other."""
+
+    is_wanted: bool
+
+
 class Chaos(_Message, frozen=True, tag="chaos"):
     """Asks a node to kill its own workers: for demonstrations, and obeyed only where its owner allows it."""
 
     nonce: int
 
 
-SwarmMessage = Ping | Pong | Summary | Buckets | Digests | Wanted | Records | Suspicion
+SwarmMessage = Ping | Pong | Summary | Buckets | Digests | Wanted | Records | Suspicion | TellMe
 
 Message = (
     Open
@@ -479,5 +485,6 @@ Message = (
     | Wanted
     | Records
     | Suspicion
+    | TellMe
     | Chaos
 )

@@ -305,6 +305,38 @@ def test_a_node_that_hears_of_its_own_death_speaks_up() -> None:
     assert len(sent(outcome, Digests)) == 1
 
 
+def test_a_node_that_spoke_just_before_it_hears_of_its_own_death_speaks_up_a_moment_later() -> None:
+    """Whoever missed its last word would otherwise go without until the next one is due."""
+    node = gossip(ME, People(ME, ONE), NOW)
+    node.publish(advert(ME), NOW)
+    node.link_up(ONE.node_id, NOW)
+    node.on_message(ONE.node_id, Suspicion(ME.node_id, 1, 1), NOW + 0.1)
+    assert node.advert(ME.node_id).version == 1
+    node.tick(NOW + 0.25)
+    assert node.advert(ME.node_id).version == 1
+    node.tick(NOW + 0.6)
+    assert node.advert(ME.node_id).version == 2
+    node.tick(NOW + 1.2)
+    assert node.advert(ME.node_id).version == 2
+
+
+def test_a_goodbye_goes_to_every_link() -> None:
+    others = [key.node_id for key in KEYS[1:]]
+    node = gossip(ME, People(*KEYS), NOW)
+    node.publish(advert(ME), NOW)
+    for other in others:
+        node.link_up(other, NOW)
+    outcome = node.publish(None, NOW + 5)
+    assert all(sent(outcome, Digests, other) for other in others)
+
+
+def test_nobody_is_reported_who_said_goodbye_before_the_loss_was_noticed() -> None:
+    node, _ = hearing(signed(ONE), signed(TWO))
+    assert sent(node.unreachable(TWO.node_id, NOW + 2, NOW + 2, "refused"), Suspicion)
+    outcome = node.on_message(ONE.node_id, records(signed(TWO, 1, 2, is_leaving=True), age_s=1.0), NOW + 2.5)
+    assert not sent(outcome, Suspicion)
+
+
 def test_a_machine_that_slept_blames_nobody() -> None:
     node, _ = hearing(signed(ONE, lifetime_s=7200), signed(TWO, lifetime_s=7200))
     node.link_up(TWO.node_id, NOW)
