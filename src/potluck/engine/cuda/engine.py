@@ -22,6 +22,7 @@ from potluck.engine.cuda.random_weights import RandomSource
 from potluck.engine.cuda.row_runner import Head, Row, RowRunner
 from potluck.engine.cuda.triton_limits import FEW_ROWS
 from potluck.engine.cuda.weights import CheckpointSource, ShardWeights, WeightSource
+from potluck.engine.kv_cache import KvSession
 from potluck.engine.kv_format import PAGE_POSITIONS, uses_half_kv
 from potluck.engine.shard_engine import (
     EngineSettings,
@@ -117,32 +118,76 @@ class TorchEngine(ShardEngine):
     # ------------------------------------------------------------ steps
 
     def forward(self, steps: Sequence[Step], roundings: Sequence[Rounding] = ()) -> list[StepResult]:
-        if len(steps) == 1 and not roundings:
-            result = self._forward_row(steps[0])
-            if result is not None:
-                return [result]
+        if not roundings and 0 < len(steps) <= FEW_ROWS:
+            results = self._forward_row(steps[0]) if len(steps) == 1 else self._forward_usual(steps)
+            if results is not None:
+                return results
         return self._forward(steps, roundings)
 
-    def _forward_row(self, step: Step) -> StepResult | None:
-        """One token through a graph that is there, with as little around it as can be: decoding alone is nothing else.
-
-        None: it is something else, and nothing was done.
-        """
+    def _forward_row(self, step: Step) -> list[StepResult] | None:
+        """`_forward_usual` for a single row, where even the loops would count."""
         session = self._sessions.get(step.session)
         if session is None or not self._is_usual(step, session):
             return None
         kv, layers, head = session.kv, session.layers, _head_of(step)
         if kv.pages[kv.length // PAGE_POSITIONS].users != 1 or layers is None:
             return None
-        row = Row(0 if step.tokens is None else step.tokens[0], step.position, self.kv.publish(kv))
+        row = Row(0 if step.tokens is None else step.tokens[0], step.position, self.kv.published_row(kv))
         if not self._rows.run_one(row, step.hidden, layers.start, layers.stop, head, gives_hidden=step.wants_hidden):
             return None
         kv.length += 1
-        return StepResult(
-            self._rows.output(1 if step.wants_hidden else 0),
-            self._rows.logits(0)[None] if head == "logits" else None,
-            tuple(self._rows.likeliest(1)) if head == "likeliest" else None,
+        return self._row_results(1, head, gives_hidden=step.wants_hidden)
+
+    def _forward_usual(self, steps: Sequence[Step]) -> list[StepResult] | None:
+        """One token of each session through a graph that is there, with as little around it as can be: decoding is nothing else.
+
+        None: it is something else, and nothing was done.
+        """
+        head, takes_tokens, gives_hidden = _head_of(steps[0]), steps[0].hidden is None, False
+        layers: LayerRange | None = None
+        caches: list[KvSession] = []
+        for step in steps:
+            session = self._sessions.get(step.session)
+            if session is None or session.layers is None or not self._is_usual(step, session):
+                return None
+            kv, layers = session.kv, layers or session.layers
+            is_alike = session.layers is layers or session.layers == layers
+            if not is_alike or (step.hidden is None) != takes_tokens or _head_of(step) != head:
+                return None
+            if kv.pages[kv.length // PAGE_POSITIONS].users != 1:
+                return None
+            gives_hidden = gives_hidden or step.wants_hidden
+            caches.append(kv)
+        if layers is None or len(set(map(id, caches))) != len(caches):
+            return None
+        if not self._replay(steps, caches, layers, head, gives_hidden=gives_hidden):
+            return None
+        for kv in caches:
+            kv.length += 1
+        return self._row_results(len(steps), head, gives_hidden=gives_hidden)
+
+    def _replay(
+        self, steps: Sequence[Step], caches: list[KvSession], layers: LayerRange, head: Head, *, gives_hidden: bool
+    ) -> bool:
+        tokens = [0 if step.tokens is None else step.tokens[0] for step in steps]
+        positions, table_rows = [step.position for step in steps], self.kv.publish(caches)
+        hidden = [step.hidden for step in steps if step.hidden is not None]
+        return self._rows.run_again(
+            (tokens, positions, table_rows), hidden, layers.start, layers.stop, head, gives_hidden=gives_hidden
         )
+
+    def _row_results(self, count: int, head: Head, *, gives_hidden: bool) -> list[StepResult]:
+        """Of the first `count` rows of what has just run."""
+        rows = self._rows
+        outputs = rows.output(count if gives_hidden else 0)
+        if head == "likeliest":
+            tokens = rows.likeliest(count)
+            if not gives_hidden:
+                return [StepResult(outputs, None, (token,)) for token in tokens]
+            return [StepResult(outputs[i : i + 1], None, (token,)) for i, token in enumerate(tokens)]
+        return [
+            StepResult(outputs[i : i + 1], rows.logits(i)[None] if head == "logits" else None) for i in range(count)
+        ]
 
     @torch.no_grad()
     def _forward(self, steps: Sequence[Step], roundings: Sequence[Rounding]) -> list[StepResult]:
@@ -151,7 +196,7 @@ class TorchEngine(ShardEngine):
         counts = [step.count for step in steps]
         for kv, count in zip(caches, counts, strict=True):
             self.kv.extend(kv, count)
-        table_rows = [self.kv.publish(kv) for kv in caches]
+        table_rows = self.kv.publish(caches)
         layers = self._session(steps[0].session).layers
         results: dict[int, StepResult] = {}
         singles = [i for i, step in enumerate(steps) if counts[i] == 1 and len(step.logits) <= 1]
@@ -189,17 +234,9 @@ class TorchEngine(ShardEngine):
         ]
         hidden = [step.hidden for step in given if step.hidden is not None]
         wanted = any(step.wants_hidden for step in given)
-        count = self._rows.run(rows, np.concatenate(hidden) if hidden else None, first, stop, head, gives_hidden=wanted)
-        outputs = self._rows.output(count if wanted else 0)
-        tokens = self._rows.likeliest(count) if head == "likeliest" else []
-        return {
-            i: StepResult(
-                outputs[place : place + 1],
-                self._rows.logits(place)[None] if head == "logits" else None,
-                (tokens[place],) if head == "likeliest" else None,
-            )
-            for place, (i, _) in enumerate(chosen)
-        }
+        self._rows.run(rows, hidden, first, stop, head, gives_hidden=wanted)
+        results = self._row_results(len(rows), head, gives_hidden=wanted)
+        return {i: result for (i, _), result in zip(chosen, results, strict=True)}
 
     def _run_chunk(
         self, step: Step, table_row: int, layers: LayerRange | None, roundings: Sequence[Rounding]

@@ -4,7 +4,9 @@ row's result does not depend on its neighbours or on how many spans the launch h
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from potluck.engine.cuda.kernels.products import fetch_ahead
 from potluck.engine.cuda.kernels.quantise import store_packed
 
 PAGE = tl.constexpr(64)
@@ -115,6 +117,7 @@ def attend_rows_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr, GROUP: tl.constexpr,
     ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
     IS_HALF: tl.constexpr, SPLITS: tl.constexpr, SPLIT_PAGES: tl.constexpr, NEXT_BITS: tl.constexpr, NEXT_GROUP: tl.constexpr,
+    DEPENDS: tl.constexpr,
 ):  # fmt: skip
     """One row, one key head, one span of positions. The span with the row's own position stores its key and value first."""
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -124,6 +127,15 @@ def attend_rows_kernel(
         low = tl.maximum(position + 1 - window, 0)
     first_page = split * SPLIT_PAGES
     last_page = tl.minimum(first_page + SPLIT_PAGES - 1, position // PAGE)
+    if DEPENDS:
+        ahead = tables_ptr + tl.load(rows_ptr + row).to(tl.int64) * table_stride
+        line = tl.arange(0, PAGE * PADDED // 64) * 64
+        for page in range(tl.maximum(first_page, low // PAGE), last_page + 1):
+            base = (tl.load(ahead + page).to(tl.int64) * KV_HEADS + kv_head) * PAGE * D
+            fetch_ahead(keys_ptr + base + tl.minimum(line, PAGE * D - 1))
+            fetch_ahead(values_ptr + base + tl.minimum(line, PAGE * D - 1))
+        gdc_wait()
+        gdc_launch_dependents()
     if position >= 0:
         QUERIES: tl.constexpr = HEADS // KV_HEADS
         d = tl.arange(0, PADDED)
@@ -189,9 +201,12 @@ def attend_rows_kernel(
 @triton.jit
 def merge_spans_kernel(
     parts_ptr, positions_ptr, out_ptr, out_stride, HEADS: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr,
-    SPLITS: tl.constexpr, NEXT_BITS: tl.constexpr, NEXT_GROUP: tl.constexpr,
+    SPLITS: tl.constexpr, NEXT_BITS: tl.constexpr, NEXT_GROUP: tl.constexpr, DEPENDS: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
+    if DEPENDS:
+        gdc_wait()
+        gdc_launch_dependents()
     d = tl.arange(0, PADDED)
     if tl.load(positions_ptr + row) >= 0:
         base = parts_ptr + ((row * HEADS + head) * SPLITS).to(tl.int64) * (D + 2)

@@ -4,6 +4,7 @@ number of rows is.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -18,37 +19,95 @@ def activated(gate, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
+def fetch_ahead(ptrs):
+    """Asks for the lines that these addresses lie in, without waiting for them."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptrs.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def few_rows_kernel(
-    x_ptr, w_ptr, bias_ptr, out_ptr, n_rows, up_offset, count, x_stride, out_stride,
+    x_ptr, squares_ptr, w_ptr, bias_ptr, out_ptr, parts_ptr, tickets_ptr, next_norm_ptr, next_ptr, next_squares_ptr, n_rows,
+    up_offset, count, pieces, x_stride, out_stride, epsilon,
     K: tl.constexpr, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr, ACTIVATION: tl.constexpr, KIND: tl.constexpr,
-    M: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
+    M: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr, PIECES: tl.constexpr,
+    READIES: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """KIND 0: bf16 weights; 1: fp16, as two bf16 each; 2: float32."""
-    rows = tl.program_id(0) * BN + tl.arange(0, BN)
+    """KIND 0: bf16 weights; 1: fp16, as two bf16 each; 2: float32.
+
+    SPLITS programs share a tile's columns; the last to finish sums their parts, in order. PIECES: rows of x are not normalised yet and
+    their squares come in this many pieces at most. READIES: the result is left for the next norm in the same form.
+    """
+    block, split = tl.program_id(0), tl.program_id(1)
+    rows = block * BN + tl.arange(0, BN)
     is_row = rows < n_rows
     safe_rows = tl.where(is_row, rows, 0).to(tl.int64)
     m = tl.arange(0, M)
     columns = tl.arange(0, BK)
+    SHARE: tl.constexpr = (K + SPLITS * BK - 1) // (SPLITS * BK) * BK
+    start = split * SHARE
+    if AHEAD:
+        line = start + tl.arange(0, AHEAD) * 64
+        ahead = w_ptr + safe_rows[:, None] * K + tl.minimum(line, K - 1)[None, :]
+        fetch_ahead(ahead)
+        if ACTIVATION:
+            fetch_ahead(ahead + up_offset.to(tl.int64) * K)
+        gdc_wait()
+        gdc_launch_dependents()
+    inverse = tl.full([M], 1.0, tl.float32)
+    if PIECES:
+        inverse = inverse_lengths(squares_ptr, m, pieces, epsilon, K, M, PIECES)
     total = tl.zeros([BN, M], tl.float32)
     total_up = tl.zeros([BN, M], tl.float32)
-    for first in tl.range(0, K, BK, num_stages=STAGES):
-        k = first + columns
+    for first in tl.range(0, SHARE, BK, num_stages=STAGES):
+        k = start + first + columns
         x = tl.load(x_ptr + m[None, :] * x_stride + k[:, None], mask=(m < count)[None, :] & (k < K)[:, None], other=0.0)
         w_ptrs = w_ptr + safe_rows[:, None] * K + k[None, :]
-        if K % BK == 0:
+        if K % (SPLITS * BK) == 0:
             w = tl.load(w_ptrs)
         else:
             w = tl.load(w_ptrs, mask=(k < K)[None, :], other=0.0)
         total = times(w, x, total, KIND)
         if ACTIVATION:
-            if K % BK == 0:
+            if K % (SPLITS * BK) == 0:
                 u = tl.load(w_ptrs + up_offset.to(tl.int64) * K)
             else:
                 u = tl.load(w_ptrs + up_offset.to(tl.int64) * K, mask=(k < K)[None, :], other=0.0)
             total_up = times(u, x, total_up, KIND)
-    finish_rows(
-        total, total_up, bias_ptr, out_ptr, rows, is_row, m, count, out_stride, HAS_BIAS, ADDS, ACTIVATION
-    )  # fmt: skip
+    is_last = True
+    if SPLITS > 1:
+        tl.static_assert(not ACTIVATION)
+        place = parts_ptr + block * SPLITS * BN * M + tl.arange(0, BN)[:, None] * M + m[None, :]
+        tl.store(place + split * BN * M, total)
+        tl.debug_barrier()
+        is_last = tl.atomic_add(tickets_ptr + block, 1) == SPLITS - 1
+        if is_last:
+            tl.store(tickets_ptr + block, 0)
+            total = tl.load(place)
+            for i in tl.static_range(1, SPLITS):
+                total += tl.load(place + i * BN * M)
+    if is_last:
+        total *= inverse[None, :]
+        total_up *= inverse[None, :]
+        total = finish_rows(
+            total, total_up, bias_ptr, out_ptr, rows, is_row, m, count, out_stride, HAS_BIAS, ADDS, ACTIVATION
+        )  # fmt: skip
+        if READIES:
+            is_wanted = is_row[:, None] & (m < count)[None, :]
+            scaled = total * tl.load(next_norm_ptr + rows, mask=is_row, other=0.0)[:, None]
+            next_places = next_ptr + m[None, :] * n_rows + rows[:, None]
+            tl.store(next_places, scaled.to(next_ptr.dtype.element_ty), mask=is_wanted)
+            squares = tl.sum(tl.where(is_wanted, total * total, 0.0), axis=0)
+            tl.store(next_squares_ptr + block * M + m, squares)
+
+
+@triton.jit
+def inverse_lengths(squares_ptr, m, pieces, epsilon, K: tl.constexpr, M: tl.constexpr, PIECES: tl.constexpr):
+    """1 / root mean square of each row, from the pieces of its sum of squares."""
+    piece = tl.arange(0, PIECES)
+    squares = tl.load(squares_ptr + piece[:, None] * M + m[None, :], mask=(piece < pieces)[:, None], other=0.0)
+    return 1.0 / tl.sqrt(tl.sum(squares, axis=0) / K + epsilon)
 
 
 @triton.jit
@@ -71,7 +130,7 @@ def finish_rows(
     total, total_up, bias_ptr, out_ptr, rows, is_row, m, count, out_stride, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """Bias, activation, sum with what is there, and out."""
+    """Bias, activation, sum with what is there, and out. Returns the result."""
     if HAS_BIAS:
         total += tl.load(bias_ptr + rows, mask=is_row, other=0.0)[:, None]
     if ACTIVATION:
@@ -81,3 +140,4 @@ def finish_rows(
     if ADDS:
         total += tl.load(places, mask=is_wanted, other=0.0)
     tl.store(places, total.to(out_ptr.dtype.element_ty), mask=is_wanted)
+    return total
