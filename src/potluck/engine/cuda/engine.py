@@ -25,6 +25,7 @@ from potluck.engine.cuda.weights import CheckpointSource, ShardWeights, WeightSo
 from potluck.engine.kv_cache import KvSession
 from potluck.engine.kv_format import PAGE_POSITIONS, uses_half_kv
 from potluck.engine.shard_engine import (
+    EngineSession,
     EngineSettings,
     Floats,
     Notice,
@@ -143,38 +144,52 @@ class TorchEngine(ShardEngine):
 
         None: it is something else, and nothing was done.
         """
-        head, takes_tokens, gives_hidden = _head_of(steps[0]), steps[0].hidden is None, False
-        layers: LayerRange | None = None
-        caches: list[KvSession] = []
-        for step in steps:
-            session = self._sessions.get(step.session)
-            if session is None or session.layers is None or not self._is_usual(step, session):
-                return None
-            kv, layers = session.kv, layers or session.layers
-            is_alike = session.layers is layers or session.layers == layers
-            if not is_alike or (step.hidden is None) != takes_tokens or _head_of(step) != head:
-                return None
-            if kv.pages[kv.length // PAGE_POSITIONS].users != 1:
-                return None
-            gives_hidden = gives_hidden or step.wants_hidden
-            caches.append(kv)
-        if layers is None or len(set(map(id, caches))) != len(caches):
+        first = self._sessions.get(steps[0].session)
+        if first is None or first.layers is None or not self._is_usual(steps[0], first):
             return None
-        if not self._replay(steps, caches, layers, head, gives_hidden=gives_hidden):
+        caches = self._caches_alike(steps, first)
+        if caches is None:
+            return None
+        columns = (
+            [0 if step.tokens is None else step.tokens[0] for step in steps],
+            [kv.length for kv in caches],
+            self.kv.publish(caches),
+        )
+        hidden = [step.hidden for step in steps if step.hidden is not None]
+        head, wanted = _head_of(steps[0]), any(step.wants_hidden for step in steps)
+        if not self._rows.run_again(columns, hidden, first.layers.start, first.layers.stop, head, gives_hidden=wanted):
             return None
         for kv in caches:
             kv.length += 1
-        return self._row_results(len(steps), head, gives_hidden=gives_hidden)
+        return self._row_results(len(steps), head, gives_hidden=wanted)
 
-    def _replay(
-        self, steps: Sequence[Step], caches: list[KvSession], layers: LayerRange, head: Head, *, gives_hidden: bool
-    ) -> bool:
-        tokens = [0 if step.tokens is None else step.tokens[0] for step in steps]
-        positions, table_rows = [step.position for step in steps], self.kv.publish(caches)
-        hidden = [step.hidden for step in steps if step.hidden is not None]
-        return self._rows.run_again(
-            (tokens, positions, table_rows), hidden, layers.start, layers.stop, head, gives_hidden=gives_hidden
+    def _caches_alike(self, steps: Sequence[Step], first: EngineSession) -> list[KvSession] | None:
+        """The steps' keys and values, if each asks for what the first, which is usual, asks for, and can be run as it is."""
+        sessions, vocabulary, limit = self._sessions, self.facts.vocabulary_size, self.facts.context_length
+        layers, logits, is_greedy, takes_tokens = (
+            first.layers,
+            steps[0].logits,
+            steps[0].is_greedy,
+            steps[0].hidden is None,
         )
+        caches = []
+        for step in steps:
+            session, tokens = sessions.get(step.session), step.tokens
+            if session is None or step.logits != logits or step.is_greedy != is_greedy:
+                return None
+            kv = session.kv
+            length, page = kv.length, kv.length // PAGE_POSITIONS
+            if step.position != length or length >= limit or page >= len(kv.pages) or kv.pages[page].users != 1:
+                return None
+            if session.layers is not layers and session.layers != layers:
+                return None
+            if not takes_tokens:
+                if not self._is_row(step):
+                    return None
+            elif step.hidden is not None or tokens is None or len(tokens) != 1 or not 0 <= tokens[0] < vocabulary:
+                return None
+            caches.append(kv)
+        return caches if len(set(map(id, caches))) == len(caches) else None
 
     def _row_results(self, count: int, head: Head, *, gives_hidden: bool) -> list[StepResult]:
         """Of the first `count` rows of what has just run."""

@@ -77,13 +77,13 @@ class RowRunner:
     ) -> bool:  # fmt: skip
         """`run` for a single row whose graph is there; false, and nothing done, where it is not."""
         splits = next(splits for splits in _SPLIT_BUCKETS if splits * SPLIT_POSITIONS > row.position)
-        graph = self._graphs.get(RowKey(1, splits, first, stop, hidden is None, head, gives_hidden))
-        if graph is None:
+        key = RowKey(1, splits, first, stop, hidden is None, head, gives_hidden)
+        if not self._is_ready(key):
             return False
         self._integers_view[:, 0] = row
         if hidden is not None:
             self._hidden_view[:1] = hidden
-        self._replay(graph)
+        self._run(key)
         return True
 
     def run_again(
@@ -91,12 +91,16 @@ class RowRunner:
     ) -> bool:  # fmt: skip
         """`run` where its graph is there; false, and nothing done, where it is not. `columns`: tokens, positions, table rows."""
         key = self._key(columns[POSITION], not hidden, first, stop, head, gives_hidden=gives_hidden)
-        graph = self._graphs.get(key)
-        if graph is None:
+        if not self._is_ready(key):
             return False
         self._give(columns, hidden, key.bucket)
-        self._replay(graph)
+        self._run(key)
         return True
+
+    def _is_ready(self, key: RowKey) -> bool:
+        if self._has_graphs:
+            return key in self._graphs
+        return key.head != "logits" or self._host_logits is not None
 
     def _key(
         self, positions: list[int], takes_tokens: bool, first: int, stop: int, head: Head, *, gives_hidden: bool

@@ -1,5 +1,7 @@
 """Operations by Triton kernels. The number of rows decides: one row, few rows (tensor cores), many (the matrix library).
 
+Norms happen inside products: of one row where its product begins; of few rows half where the sum before ends, half where the product does.
+
 `is_batch_invariant` leaves the one-row kernels out, so that a row takes the same way whatever shares its batch.
 """
 
@@ -21,7 +23,8 @@ _DENSE_KINDS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 _QUANTISED_GROUPS = 16  # of a program
 _TRANSFERRED = 1024  # numbers of a program
 _MULTIPROCESSORS = 132  # of an H100 or H200, which the cuts were measured on
-_TICKETS = 4096  # tiles of a product whose columns are shared
+_PIECES = 64  # of a row's sum of squares: every program of the next product adds them up
+_TICKETS = 4096  # more than a product has tiles whose columns are shared
 _SLAB_BYTES = 256 << 20  # of dequantised rows at a time, in products of many rows
 
 
@@ -62,8 +65,6 @@ class Tuning:
         self.one_row: dict[tuple[int, int, bool], OneRow] = {}
         self.one_row_blocks: dict[tuple[int, int, bool], OneRow] = {}
         self.few_rows: dict[tuple[int, int, int], FewRows] = {}
-        self.is_dependent = False
-        self.is_ready = True
         self.few_rows_blocks: dict[tuple[int, int, int], FewRows] = {}
 
     def dense_one(self, n: int, k: int, is_gated: bool) -> OneRow:
@@ -87,11 +88,16 @@ class Tuning:
             return self.few_rows[n, k, m]
         if not is_bf16:
             return FewRows(16 if n < 8192 else 32, min(128, _padded(k, 16)), 4, 3)
-        if n <= 32 * _MULTIPROCESSORS:  # all programs at once, two at most on each
-            return FewRows(16 if n <= 16 * _MULTIPROCESSORS else 32, min(256, _padded(k, 16)), 4, 5 if m <= 32 else 3)
-        if n <= 64 * _MULTIPROCESSORS:
-            return FewRows(64, min(128, _padded(k, 16)), 4, 5)
-        return FewRows(64, min(64, _padded(k, 16)), 8, 3) if is_gated else FewRows(64, min(128, _padded(k, 16)), 4, 3)
+        columns = min(128, _padded(k, 16))
+        tiles = -(-n // 64) // (2 if is_gated else 1)
+        if is_gated:
+            if tiles <= _MULTIPROCESSORS:
+                return FewRows(64, columns, 4, 3)
+            return FewRows(64, min(64, columns), *((4, 4) if tiles <= 2 * _MULTIPROCESSORS else (8, 3)))
+        if tiles > _MULTIPROCESSORS:
+            return FewRows(64, columns, 4, 3)
+        splits = min(_MULTIPROCESSORS // tiles, 8, k // (2 * columns))  # a program for each multiprocessor
+        return FewRows(64, columns, 4, 5, max(1, splits))
 
     def blocks_few(self, n: int, k: int, m: int) -> FewRows:
         return self.few_rows_blocks.get((n, k, m)) or FewRows(16 if n < 8192 else 32, 128, 4, 3)
@@ -122,8 +128,7 @@ class TritonOperations(PlainOperations):
         width, count = sum(matrix.rows for matrix in matrices), len(x)
         is_float = is_exact or count <= FEW_ROWS or self._x_dtype == torch.float32
         out = torch.empty((count, width), dtype=torch.float32 if is_float else self._x_dtype, device=x.device)
-        if unscaled is not None and not _takes_unscaled(matrices):
-            unscaled = None
+        unscaled = unscaled if _takes_unscaled(matrices) else None
         if norm is not None and unscaled is None and not self._is_one(count):
             x, norm = self._normed(x, norm, epsilon), None
         first = 0
@@ -142,7 +147,7 @@ class TritonOperations(PlainOperations):
     ) -> Unscaled | None:  # fmt: skip
         # The order in which a tile's squares are summed depends on the number of rows.
         is_alone = self._is_batch_invariant or len(x) == 1 or len(x) > FEW_ROWS or not isinstance(matrix, DenseMatrix)
-        if is_alone or next_norm is None or not self.tuning.is_ready:
+        if is_alone or next_norm is None:
             self._product(matrix, x, hidden, bias=bias, is_added=True)
             return None
         return self._few_rows(matrix, x, hidden, bias=bias, is_added=True, next_norm=next_norm)
@@ -249,22 +254,21 @@ class TritonOperations(PlainOperations):
         n, m = matrix.rows // 2 if activation else matrix.rows, _padded(len(rows), 16)
         is_bf16 = matrix.weight.dtype == torch.bfloat16
         cut = self.tuning.dense_few(matrix.rows, matrix.columns, m, bool(activation), is_bf16)
-        blocks_count, pieces = triton.cdiv(n, cut.rows), 0 if squares is None else len(squares)
-        parts, tickets = self._room(rows, blocks_count, cut, m)
+        tiles, pieces = triton.cdiv(n, cut.rows), 0 if squares is None else len(squares)
+        parts, tickets = self._room(rows, tiles, cut, m)
         result: Unscaled | None = None
-        if next_norm is not None:
+        if next_norm is not None and tiles <= _PIECES:
             result = Unscaled(
                 torch.empty((len(rows), n), dtype=self._x_dtype, device=rows.device),
-                torch.empty((blocks_count, m), dtype=torch.float32, device=rows.device),
+                torch.empty((tiles, m), dtype=torch.float32, device=rows.device),
             )
-        products.few_rows_kernel[(blocks_count, cut.splits)](
+        products.few_rows_kernel[(tiles, cut.splits)](
             rows, rows if squares is None else squares, matrix.weight, rows if bias is None else bias, out, parts, tickets,
             rows if next_norm is None else next_norm, rows if result is None else result.rows,
             rows if result is None else result.squares, n, n, len(rows), pieces, rows.stride(0), out.stride(0), epsilon,
             K=matrix.columns, HAS_BIAS=bias is not None, ADDS=is_added, ACTIVATION=activation, M=m,
             KIND=_DENSE_KINDS[matrix.weight.dtype], BN=cut.rows, BK=cut.columns, STAGES=cut.stages, SPLITS=cut.splits,
-            PIECES=_padded(pieces) if pieces else 0, READIES=result is not None, AHEAD=4 if self.tuning.is_dependent else 0,
-            num_warps=cut.warps, launch_pdl=self.tuning.is_dependent,
+            PIECES=_padded(pieces) if pieces else 0, READIES=result is not None, num_warps=cut.warps,
         )  # fmt: skip
         return result
 
@@ -362,7 +366,6 @@ class TritonOperations(PlainOperations):
     ) -> None:  # fmt: skip
         """`following`: what the only row is quantised for; None: it stays as it is."""
         count, splits = len(incoming), batch.splits
-        is_dependent = self.tuning.is_dependent and not self._is_one(count)
         after = {
             "NEXT_BITS": 0 if following is None else following.bits, "NEXT_GROUP": 0 if following is None else following.group,
         }  # fmt: skip
@@ -373,14 +376,12 @@ class TritonOperations(PlainOperations):
             batch.table_rows, out, parts, incoming.stride(0), facts.tables.stride(0), out.stride(0), facts.scale,
             facts.soft_cap or 0.0, facts.window or 0, facts.epsilon, **_attention_flags(facts),
             GROUP=_padded(facts.heads // facts.kv_heads, 16), HAS_WINDOW=facts.window is not None, SPLITS=splits,
-            HAS_CAP=facts.soft_cap is not None, SPLIT_PAGES=SPLIT_PAGES, **after, DEPENDS=is_dependent,
-            num_warps=2, num_stages=2, launch_pdl=is_dependent,
+            HAS_CAP=facts.soft_cap is not None, SPLIT_PAGES=SPLIT_PAGES, **after, num_warps=2, num_stages=2,
         )  # fmt: skip
         if splits > 1:
             attention.merge_spans_kernel[(count, facts.heads)](
                 parts, batch.positions, out, out.stride(0), HEADS=facts.heads, D=facts.head_size,
-                PADDED=_padded(facts.head_size, 16), SPLITS=splits, **after, DEPENDS=is_dependent, num_warps=2,
-                launch_pdl=is_dependent,
+                PADDED=_padded(facts.head_size, 16), SPLITS=splits, **after, num_warps=2,
             )  # fmt: skip
 
     def _attend_chunk(

@@ -4,9 +4,7 @@ row's result does not depend on its neighbours or on how many spans the launch h
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from potluck.engine.cuda.kernels.products import fetch_ahead
 from potluck.engine.cuda.kernels.quantise import store_packed
 
 PAGE = tl.constexpr(64)
@@ -117,32 +115,26 @@ def attend_rows_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr, GROUP: tl.constexpr,
     ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
     IS_HALF: tl.constexpr, SPLITS: tl.constexpr, SPLIT_PAGES: tl.constexpr, NEXT_BITS: tl.constexpr, NEXT_GROUP: tl.constexpr,
-    DEPENDS: tl.constexpr,
 ):  # fmt: skip
     """One row, one key head, one span of positions. The span with the row's own position stores its key and value first."""
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     position = tl.load(positions_ptr + row)
+    table = tables_ptr + tl.load(rows_ptr + row).to(tl.int64) * table_stride
     low = 0
     if HAS_WINDOW:
         low = tl.maximum(position + 1 - window, 0)
     first_page = split * SPLIT_PAGES
     last_page = tl.minimum(first_page + SPLIT_PAGES - 1, position // PAGE)
-    if DEPENDS:
-        ahead = tables_ptr + tl.load(rows_ptr + row).to(tl.int64) * table_stride
-        line = tl.arange(0, PAGE * PADDED // 64) * 64
-        for page in range(tl.maximum(first_page, low // PAGE), last_page + 1):
-            base = (tl.load(ahead + page).to(tl.int64) * KV_HEADS + kv_head) * PAGE * D
-            fetch_ahead(keys_ptr + base + tl.minimum(line, PAGE * D - 1))
-            fetch_ahead(values_ptr + base + tl.minimum(line, PAGE * D - 1))
-        gdc_wait()
-        gdc_launch_dependents()
     if position >= 0:
         QUERIES: tl.constexpr = HEADS // KV_HEADS
         d = tl.arange(0, PADDED)
         g = tl.arange(0, GROUP)
         heads = kv_head * QUERIES + tl.minimum(g, QUERIES - 1)
-        table = tables_ptr + tl.load(rows_ptr + row).to(tl.int64) * table_stride
         x = x_ptr + row.to(tl.int64) * x_stride
+        query = turned(
+            x, query_norm_ptr, cos_ptr, sin_ptr, position, heads, d, D, ROTARY, INTERLEAVED, HAS_NORM, epsilon
+        )
+        query = as_stored(query * scale, IS_HALF)
         if (position // PAGE >= first_page) & (position // PAGE < first_page + SPLIT_PAGES):
             slot = tl.load(table + position // PAGE).to(tl.int64)
             one = kv_head + tl.arange(0, 1)
@@ -167,10 +159,6 @@ def attend_rows_kernel(
             tl.store(keys_ptr + place, as_stored(key, IS_HALF), mask=(d < D)[None, :])
             tl.store(values_ptr + place, as_stored(value.to(tl.float32), IS_HALF), mask=(d < D)[None, :])
             tl.debug_barrier()
-        query = turned(
-            x, query_norm_ptr, cos_ptr, sin_ptr, position, heads, d, D, ROTARY, INTERLEAVED, HAS_NORM, epsilon
-        )
-        query = as_stored(query * scale, IS_HALF)
         largest = tl.full([GROUP], float("-inf"), tl.float32)
         weight = tl.zeros([GROUP], tl.float32)
         total = tl.zeros([GROUP, PADDED], tl.float32)
@@ -201,12 +189,9 @@ def attend_rows_kernel(
 @triton.jit
 def merge_spans_kernel(
     parts_ptr, positions_ptr, out_ptr, out_stride, HEADS: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr,
-    SPLITS: tl.constexpr, NEXT_BITS: tl.constexpr, NEXT_GROUP: tl.constexpr, DEPENDS: tl.constexpr,
+    SPLITS: tl.constexpr, NEXT_BITS: tl.constexpr, NEXT_GROUP: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
-    if DEPENDS:
-        gdc_wait()
-        gdc_launch_dependents()
     d = tl.arange(0, PADDED)
     if tl.load(positions_ptr + row) >= 0:
         base = parts_ptr + ((row * HEADS + head) * SPLITS).to(tl.int64) * (D + 2)

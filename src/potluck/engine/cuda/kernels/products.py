@@ -4,7 +4,6 @@ number of rows is.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -19,20 +18,12 @@ def activated(gate, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def fetch_ahead(ptrs):
-    """Asks for the lines that these addresses lie in, without waiting for them."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptrs.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
 def few_rows_kernel(
     x_ptr, squares_ptr, w_ptr, bias_ptr, out_ptr, parts_ptr, tickets_ptr, next_norm_ptr, next_ptr, next_squares_ptr, n_rows,
     up_offset, count, pieces, x_stride, out_stride, epsilon,
     K: tl.constexpr, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr, ACTIVATION: tl.constexpr, KIND: tl.constexpr,
     M: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr, PIECES: tl.constexpr,
-    READIES: tl.constexpr, AHEAD: tl.constexpr,
+    READIES: tl.constexpr,
 ):  # fmt: skip
     """KIND 0: bf16 weights; 1: fp16, as two bf16 each; 2: float32.
 
@@ -47,17 +38,22 @@ def few_rows_kernel(
     columns = tl.arange(0, BK)
     SHARE: tl.constexpr = (K + SPLITS * BK - 1) // (SPLITS * BK) * BK
     start = split * SHARE
-    if AHEAD:
-        line = start + tl.arange(0, AHEAD) * 64
-        ahead = w_ptr + safe_rows[:, None] * K + tl.minimum(line, K - 1)[None, :]
-        fetch_ahead(ahead)
-        if ACTIVATION:
-            fetch_ahead(ahead + up_offset.to(tl.int64) * K)
-        gdc_wait()
-        gdc_launch_dependents()
-    inverse = tl.full([M], 1.0, tl.float32)
+    # What the end needs is asked for before the columns, and used after them: nobody waits for it.
+    places = out_ptr + m[None, :] * out_stride + rows[:, None]
+    is_wanted = is_row[:, None] & (m < count)[None, :]
+    before = tl.zeros([BN, M], tl.float32)
+    if ADDS:
+        before = tl.load(places, mask=is_wanted, other=0.0).to(tl.float32)
+    bias = tl.zeros([BN], tl.float32)
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + rows, mask=is_row, other=0.0)
+    next_norm = tl.zeros([BN], tl.float32)
+    if READIES:
+        next_norm = tl.load(next_norm_ptr + rows, mask=is_row, other=0.0)
+    squares = tl.zeros([1, M], tl.float32)
     if PIECES:
-        inverse = inverse_lengths(squares_ptr, m, pieces, epsilon, K, M, PIECES)
+        piece = tl.arange(0, PIECES)
+        squares = tl.load(squares_ptr + piece[:, None] * M + m[None, :], mask=(piece < pieces)[:, None], other=0.0)
     total = tl.zeros([BN, M], tl.float32)
     total_up = tl.zeros([BN, M], tl.float32)
     for first in tl.range(0, SHARE, BK, num_stages=STAGES):
@@ -88,26 +84,19 @@ def few_rows_kernel(
             for i in tl.static_range(1, SPLITS):
                 total += tl.load(place + i * BN * M)
     if is_last:
-        total *= inverse[None, :]
-        total_up *= inverse[None, :]
-        total = finish_rows(
-            total, total_up, bias_ptr, out_ptr, rows, is_row, m, count, out_stride, HAS_BIAS, ADDS, ACTIVATION
-        )  # fmt: skip
+        if PIECES:
+            inverse = 1.0 / tl.sqrt(tl.sum(squares, axis=0) / K + epsilon)
+            total *= inverse[None, :]
+            total_up *= inverse[None, :]
+        total += bias[:, None] + before
+        if ACTIVATION:
+            total = activated(total, ACTIVATION) * total_up
+        tl.store(places, total.to(out_ptr.dtype.element_ty), mask=is_wanted)
         if READIES:
-            is_wanted = is_row[:, None] & (m < count)[None, :]
-            scaled = total * tl.load(next_norm_ptr + rows, mask=is_row, other=0.0)[:, None]
             next_places = next_ptr + m[None, :] * n_rows + rows[:, None]
-            tl.store(next_places, scaled.to(next_ptr.dtype.element_ty), mask=is_wanted)
-            squares = tl.sum(tl.where(is_wanted, total * total, 0.0), axis=0)
-            tl.store(next_squares_ptr + block * M + m, squares)
-
-
-@triton.jit
-def inverse_lengths(squares_ptr, m, pieces, epsilon, K: tl.constexpr, M: tl.constexpr, PIECES: tl.constexpr):
-    """1 / root mean square of each row, from the pieces of its sum of squares."""
-    piece = tl.arange(0, PIECES)
-    squares = tl.load(squares_ptr + piece[:, None] * M + m[None, :], mask=(piece < pieces)[:, None], other=0.0)
-    return 1.0 / tl.sqrt(tl.sum(squares, axis=0) / K + epsilon)
+            tl.store(next_places, (total * next_norm[:, None]).to(next_ptr.dtype.element_ty), mask=is_wanted)
+            next_squares = tl.sum(tl.where(is_wanted, total * total, 0.0), axis=0)
+            tl.store(next_squares_ptr + block * M + m, next_squares)
 
 
 @triton.jit
@@ -130,7 +119,7 @@ def finish_rows(
     total, total_up, bias_ptr, out_ptr, rows, is_row, m, count, out_stride, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """Bias, activation, sum with what is there, and out. Returns the result."""
+    """Bias, activation, sum with what is there, and out."""
     if HAS_BIAS:
         total += tl.load(bias_ptr + rows, mask=is_row, other=0.0)[:, None]
     if ACTIVATION:
@@ -140,4 +129,3 @@ def finish_rows(
     if ADDS:
         total += tl.load(places, mask=is_wanted, other=0.0)
     tl.store(places, total.to(out_ptr.dtype.element_ty), mask=is_wanted)
-    return total
