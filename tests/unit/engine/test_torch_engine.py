@@ -88,6 +88,55 @@ def test_rows_of_many_sessions_run_together_as_they_would_alone(engine: ShardEng
     assert difference(results[2].logits, wanted.logits) < 1e-6
 
 
+def greedy(session: int, position: int, token: int) -> Step:
+    return Step(session, position, tokens=(token,), logits=(0,), is_greedy=True, wants_hidden=False)
+
+
+def decoded(engine: ShardEngine, sessions: list[int], count: int) -> list[list[int]]:
+    """Tokens that each session goes on with, all in one batch."""
+    tokens = [[7] for _ in sessions]
+    for _ in range(count):
+        steps = [greedy(each, engine.length(each), said[-1]) for each, said in zip(sessions, tokens, strict=True)]
+        for said, result in zip(tokens, engine.forward(steps), strict=True):
+            assert result.likeliest is not None
+            said.append(result.likeliest[0])
+    return tokens
+
+
+def test_streams_that_get_their_next_pages_together_say_what_they_would_alone(engine: ShardEngine) -> None:
+    prompts = [TOKENS[i : i + 60 + i] for i in range(5)]  # all pass position 64
+    together, alone = ([engine.open(90) for _ in prompts] for _ in range(2))
+    for session, other, prompt in zip(together, alone, prompts, strict=True):
+        engine.forward([Step(session, 0, tokens=prompt)])
+        engine.forward([Step(other, 0, tokens=prompt)])
+    assert decoded(engine, together, 8) == [decoded(engine, [each], 8)[0] for each in alone]
+
+
+def test_forks_in_one_batch_write_into_pages_of_their_own(engine: ShardEngine) -> None:
+    parent = engine.open(60)
+    engine.forward([Step(parent, 0, tokens=TOKENS[:20])])
+    forks = [engine.fork(parent, 60) for _ in range(2)]
+    results = engine.forward([greedy(each, 20, 5 + i) for i, each in enumerate(forks)])
+    fresh = engine.open(60)
+    engine.forward([Step(fresh, 0, tokens=TOKENS[:20])])
+    [wanted] = engine.forward([greedy(fresh, 20, 5)])
+    assert results[0].likeliest == wanted.likeliest
+    assert decoded(engine, forks[:1], 4) == decoded(engine, [fresh], 4)
+
+
+@pytest.mark.parametrize(
+    "bad", [lambda a, b: greedy(a, 20, 5), lambda a, b: greedy(b, 19, 5), lambda a, b: greedy(b, 20, 10**6)]
+)
+def test_a_batch_of_single_tokens_with_one_that_cannot_be_changes_nothing(engine: ShardEngine, bad) -> None:
+    first, second = (engine.open(60) for _ in range(2))
+    for each in (first, second):
+        engine.forward([Step(each, 0, tokens=TOKENS[:20])])
+    with pytest.raises(BadRequest):
+        engine.forward([greedy(first, 20, 5), bad(first, second)])
+    assert [engine.length(each) for each in (first, second)] == [20, 20]
+    assert decoded(engine, [first], 3) == decoded(engine, [second], 3)
+
+
 def test_the_likeliest_token_is_that_of_the_logits(engine: ShardEngine) -> None:
     session = engine.open(60)
     step = Step(session, 0, tokens=TOKENS[:20], logits=[19])

@@ -5,7 +5,8 @@ import torch
 from potluck.core.model_facts import ModelFacts, Rotary
 from potluck.engine.cuda.batches import AttentionFacts, Batch
 from potluck.engine.cuda.kv_pages import DeviceKvCache
-from potluck.engine.cuda.operations import Operations
+from potluck.engine.cuda.matrices import Matrix
+from potluck.engine.cuda.operations import Operations, Unscaled
 from potluck.engine.cuda.weights import LayerWeights, ShardWeights
 from potluck.engine.rotary import RotaryTable
 
@@ -49,28 +50,42 @@ class Decoder:
 
     def run(self, hidden: torch.Tensor, batch: Batch, first: int, stop: int) -> None:
         """Layers first ≤ layer < stop."""
+        unscaled: Unscaled | None = None
         for layer in range(first, stop):
-            self._layer(hidden, batch, self._weights.layers[layer], self._attention[layer])
+            next_norm = self._weights.layers[layer + 1].attention_norm if layer + 1 < stop else None
+            part, attention = self._weights.layers[layer], self._attention[layer]
+            unscaled = self._layer(hidden, batch, part, attention, unscaled, next_norm)
 
-    def _layer(self, hidden: torch.Tensor, batch: Batch, part: LayerWeights, attention: AttentionFacts) -> None:
+    def _layer(
+        self, hidden: torch.Tensor, batch: Batch, part: LayerWeights, attention: AttentionFacts, unscaled: Unscaled | None,
+        next_norm: torch.Tensor | None,
+    ) -> Unscaled | None:  # fmt: skip
+        """`unscaled`: hidden, half normalised by the layer before; likewise the result, for the layer that has `next_norm`."""
         do, epsilon = self._do, self.facts.norm_epsilon
         incoming = do.products(
-            part.query_key_value, hidden, norm=part.attention_norm, epsilon=epsilon, bias=part.query_key_value_bias
-        )
+            part.query_key_value, hidden, norm=part.attention_norm, epsilon=epsilon, bias=part.query_key_value_bias,
+            unscaled=unscaled,
+        )  # fmt: skip
         attended = do.attend(incoming, batch, attention, part.attention_output)
-        self._add(hidden, attended, part.attention_output, part.attention_output_bias, part.post_attention_norm)
-        activated = do.gated(part.gate_up, hidden, part.feed_forward_norm, epsilon, self.facts.activation, part.down)
-        self._add(hidden, activated, part.down, None, part.post_feed_forward_norm)
+        unscaled = self._add(
+            hidden, attended, part.attention_output, part.attention_output_bias, part.post_attention_norm,
+            part.feed_forward_norm,
+        )  # fmt: skip
+        activated = do.gated(
+            part.gate_up, hidden, part.feed_forward_norm, epsilon, self.facts.activation, part.down, unscaled
+        )
+        return self._add(hidden, activated, part.down, None, part.post_feed_forward_norm, next_norm)
 
     def _add(
-        self, hidden: torch.Tensor, x: torch.Tensor, matrix: object, bias: torch.Tensor | None, post_norm: torch.Tensor | None
-    ) -> None:  # fmt: skip
+        self, hidden: torch.Tensor, x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, post_norm: torch.Tensor | None,
+        next_norm: torch.Tensor | None,
+    ) -> Unscaled | None:  # fmt: skip
         do = self._do
         if post_norm is None:
-            do.add_product(matrix, x, hidden, bias)  # type: ignore[arg-type]
-        else:
-            product = do.products([matrix], x, norm=None, epsilon=0.0, bias=bias)  # type: ignore[list-item]
-            do.add_normed(hidden, product, post_norm, self.facts.norm_epsilon)
+            return do.add_product(matrix, x, hidden, bias, next_norm)
+        product = do.products([matrix], x, norm=None, epsilon=0.0, bias=bias)
+        do.add_normed(hidden, product, post_norm, self.facts.norm_epsilon)
+        return None
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """(rows, vocabulary) as float32."""

@@ -22,8 +22,10 @@ from potluck.engine.cuda.random_weights import RandomSource
 from potluck.engine.cuda.row_runner import Head, Row, RowRunner
 from potluck.engine.cuda.triton_limits import FEW_ROWS
 from potluck.engine.cuda.weights import CheckpointSource, ShardWeights, WeightSource
+from potluck.engine.kv_cache import KvSession
 from potluck.engine.kv_format import PAGE_POSITIONS, uses_half_kv
 from potluck.engine.shard_engine import (
+    EngineSession,
     EngineSettings,
     Floats,
     Notice,
@@ -117,32 +119,90 @@ class TorchEngine(ShardEngine):
     # ------------------------------------------------------------ steps
 
     def forward(self, steps: Sequence[Step], roundings: Sequence[Rounding] = ()) -> list[StepResult]:
-        if len(steps) == 1 and not roundings:
-            result = self._forward_row(steps[0])
-            if result is not None:
-                return [result]
+        if not roundings and 0 < len(steps) <= FEW_ROWS:
+            results = self._forward_row(steps[0]) if len(steps) == 1 else self._forward_usual(steps)
+            if results is not None:
+                return results
         return self._forward(steps, roundings)
 
-    def _forward_row(self, step: Step) -> StepResult | None:
-        """One token through a graph that is there, with as little around it as can be: decoding alone is nothing else.
-
-        None: it is something else, and nothing was done.
-        """
+    def _forward_row(self, step: Step) -> list[StepResult] | None:
+        """`_forward_usual` for a single row, where even the loops would count."""
         session = self._sessions.get(step.session)
         if session is None or not self._is_usual(step, session):
             return None
         kv, layers, head = session.kv, session.layers, _head_of(step)
         if kv.pages[kv.length // PAGE_POSITIONS].users != 1 or layers is None:
             return None
-        row = Row(0 if step.tokens is None else step.tokens[0], step.position, self.kv.publish(kv))
+        row = Row(0 if step.tokens is None else step.tokens[0], step.position, self.kv.published_row(kv))
         if not self._rows.run_one(row, step.hidden, layers.start, layers.stop, head, gives_hidden=step.wants_hidden):
             return None
         kv.length += 1
-        return StepResult(
-            self._rows.output(1 if step.wants_hidden else 0),
-            self._rows.logits(0)[None] if head == "logits" else None,
-            tuple(self._rows.likeliest(1)) if head == "likeliest" else None,
+        return self._row_results(1, head, gives_hidden=step.wants_hidden)
+
+    def _forward_usual(self, steps: Sequence[Step]) -> list[StepResult] | None:
+        """One token of each session through a graph that is there, with as little around it as can be: decoding is nothing else.
+
+        None: it is something else, and nothing was done.
+        """
+        first = self._sessions.get(steps[0].session)
+        if first is None or first.layers is None or not self._is_usual(steps[0], first):
+            return None
+        caches = self._caches_alike(steps, first)
+        if caches is None:
+            return None
+        columns = (
+            [0 if step.tokens is None else step.tokens[0] for step in steps],
+            [kv.length for kv in caches],
+            self.kv.publish(caches),
         )
+        hidden = [step.hidden for step in steps if step.hidden is not None]
+        head, wanted = _head_of(steps[0]), any(step.wants_hidden for step in steps)
+        if not self._rows.run_again(columns, hidden, first.layers.start, first.layers.stop, head, gives_hidden=wanted):
+            return None
+        for kv in caches:
+            kv.length += 1
+        return self._row_results(len(steps), head, gives_hidden=wanted)
+
+    def _caches_alike(self, steps: Sequence[Step], first: EngineSession) -> list[KvSession] | None:
+        """The steps' keys and values, if each asks for what the first, which is usual, asks for, and can be run as it is."""
+        sessions, vocabulary, limit = self._sessions, self.facts.vocabulary_size, self.facts.context_length
+        layers, logits, is_greedy, takes_tokens = (
+            first.layers,
+            steps[0].logits,
+            steps[0].is_greedy,
+            steps[0].hidden is None,
+        )
+        caches = []
+        for step in steps:
+            session, tokens = sessions.get(step.session), step.tokens
+            if session is None or step.logits != logits or step.is_greedy != is_greedy:
+                return None
+            kv = session.kv
+            length, page = kv.length, kv.length // PAGE_POSITIONS
+            if step.position != length or length >= limit or page >= len(kv.pages) or kv.pages[page].users != 1:
+                return None
+            if session.layers is not layers and session.layers != layers:
+                return None
+            if not takes_tokens:
+                if not self._is_row(step):
+                    return None
+            elif step.hidden is not None or tokens is None or len(tokens) != 1 or not 0 <= tokens[0] < vocabulary:
+                return None
+            caches.append(kv)
+        return caches if len(set(map(id, caches))) == len(caches) else None
+
+    def _row_results(self, count: int, head: Head, *, gives_hidden: bool) -> list[StepResult]:
+        """Of the first `count` rows of what has just run."""
+        rows = self._rows
+        outputs = rows.output(count if gives_hidden else 0)
+        if head == "likeliest":
+            tokens = rows.likeliest(count)
+            if not gives_hidden:
+                return [StepResult(outputs, None, (token,)) for token in tokens]
+            return [StepResult(outputs[i : i + 1], None, (token,)) for i, token in enumerate(tokens)]
+        return [
+            StepResult(outputs[i : i + 1], rows.logits(i)[None] if head == "logits" else None) for i in range(count)
+        ]
 
     @torch.no_grad()
     def _forward(self, steps: Sequence[Step], roundings: Sequence[Rounding]) -> list[StepResult]:
@@ -151,7 +211,7 @@ class TorchEngine(ShardEngine):
         counts = [step.count for step in steps]
         for kv, count in zip(caches, counts, strict=True):
             self.kv.extend(kv, count)
-        table_rows = [self.kv.publish(kv) for kv in caches]
+        table_rows = self.kv.publish(caches)
         layers = self._session(steps[0].session).layers
         results: dict[int, StepResult] = {}
         singles = [i for i, step in enumerate(steps) if counts[i] == 1 and len(step.logits) <= 1]
@@ -189,17 +249,9 @@ class TorchEngine(ShardEngine):
         ]
         hidden = [step.hidden for step in given if step.hidden is not None]
         wanted = any(step.wants_hidden for step in given)
-        count = self._rows.run(rows, np.concatenate(hidden) if hidden else None, first, stop, head, gives_hidden=wanted)
-        outputs = self._rows.output(count if wanted else 0)
-        tokens = self._rows.likeliest(count) if head == "likeliest" else []
-        return {
-            i: StepResult(
-                outputs[place : place + 1],
-                self._rows.logits(place)[None] if head == "logits" else None,
-                (tokens[place],) if head == "likeliest" else None,
-            )
-            for place, (i, _) in enumerate(chosen)
-        }
+        self._rows.run(rows, hidden, first, stop, head, gives_hidden=wanted)
+        results = self._row_results(len(rows), head, gives_hidden=wanted)
+        return {i: result for (i, _), result in zip(chosen, results, strict=True)}
 
     def _run_chunk(
         self, step: Step, table_row: int, layers: LayerRange | None, roundings: Sequence[Rounding]

@@ -3,6 +3,7 @@
 The pool has a fixed address, because captured graphs hold it; what a session has reserved is counted by `KvCache`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -90,15 +91,29 @@ class DeviceKvCache(KvCache):
         """Gives the pool back; nothing works afterwards."""
         del self.keys, self.values, self.tables
 
-    def publish(self, session: KvSession) -> int:
-        """The session's row of the device's page tables, brought up to date. Queued on the current stream."""
-        row = self._rows[id(session)]
-        if id(session) not in self._published:
-            self._published.add(id(session))
-            slots = [page.address for page in session.pages]
-            if self._layers:
-                self.tables[row, : len(slots)] = torch.tensor(slots, dtype=torch.int32).to(self.tables.device)
-        return row
+    def publish(self, sessions: Sequence[KvSession]) -> list[int]:
+        """The sessions' rows of the device's page tables, brought up to date. Queued on the current stream."""
+        stale = [session for session in sessions if id(session) not in self._published]
+        if stale:
+            self._published.update(map(id, stale))
+            self._write_tables(stale)
+        return [self._rows[id(session)] for session in sessions]
+
+    def published_row(self, session: KvSession) -> int:
+        """`publish` for one."""
+        return self._rows[id(session)] if id(session) in self._published else self.publish([session])[0]
+
+    def _write_tables(self, sessions: Sequence[KvSession]) -> None:
+        """All in one copy: sessions that began together need their next pages together."""
+        if not self._layers:
+            return
+        width = max(len(session.pages) for session in sessions)
+        packed = np.zeros((len(sessions), 1 + width), np.int32)
+        for row, session in zip(packed, sessions, strict=True):
+            row[0] = self._rows[id(session)]
+            row[1 : 1 + len(session.pages)] = [page.address for page in session.pages]
+        given = torch.from_numpy(packed).to(self.tables.device)
+        self.tables[given[:, 0].long(), :width] = given[:, 1:]
 
     def _new_page(self, size_bytes: int) -> KvPage:
         if not self._layers:

@@ -1,6 +1,7 @@
 """What a decoder is made of, as an interface; and its plain form in torch, which runs on any device and is the kernels' judge."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -11,24 +12,34 @@ from potluck.engine.cuda.matrices import Matrix
 from potluck.engine.kv_format import LARGEST_HALF, PAGE_POSITIONS
 
 
+@dataclass(frozen=True)
+class Unscaled:
+    """Rows times the weight of the norm that comes next, not yet divided by their root mean square; for tensor cores."""
+
+    rows: torch.Tensor
+    squares: torch.Tensor  # (pieces, padded rows) of float32: a row's sum of squares, in pieces
+
+
 class Operations(Protocol):
     def products(
         self, matrices: Sequence[Matrix], x: torch.Tensor, *, norm: torch.Tensor | None, epsilon: float,
-        bias: torch.Tensor | None, is_exact: bool = False,
+        bias: torch.Tensor | None, is_exact: bool = False, unscaled: Unscaled | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """Rows of x, normalised where there is a norm, times each matrix, side by side. `is_exact`: the result is float32.
 
-        Without a norm x comes from `attend` or `gated`, made for this one matrix.
+        Without a norm x comes from `attend` or `gated`, made for this one matrix. `unscaled`: what `add_product` gave for this norm.
         """
         ...
 
-    def add_product(self, matrix: Matrix, x: torch.Tensor, hidden: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """hidden += x · matrix + bias, in place."""
+    def add_product(
+        self, matrix: Matrix, x: torch.Tensor, hidden: torch.Tensor, bias: torch.Tensor | None, next_norm: torch.Tensor | None
+    ) -> Unscaled | None:  # fmt: skip
+        """hidden += x · matrix + bias, in place. Where it costs nothing, half of what `next_norm` will do to hidden is done too."""
         ...
 
     def gated(
         self, matrices: Sequence[Matrix], x: torch.Tensor, norm: torch.Tensor, epsilon: float, activation: Activation,
-        following: Matrix,
+        following: Matrix, unscaled: Unscaled | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """activation(gate) · up of normalised rows; `matrices`: both in one, or gate and up.
 
@@ -60,18 +71,21 @@ class PlainOperations:
 
     def products(
         self, matrices: Sequence[Matrix], x: torch.Tensor, *, norm: torch.Tensor | None, epsilon: float,
-        bias: torch.Tensor | None, is_exact: bool = False,
+        bias: torch.Tensor | None, is_exact: bool = False, unscaled: Unscaled | None = None,
     ) -> torch.Tensor:  # fmt: skip
         rows = x.float() if norm is None else rms_norm(x, norm, epsilon)
         result = torch.cat([_times(rows, matrix) for matrix in matrices], dim=1)
         return result if bias is None else result + bias
 
-    def add_product(self, matrix: Matrix, x: torch.Tensor, hidden: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def add_product(
+        self, matrix: Matrix, x: torch.Tensor, hidden: torch.Tensor, bias: torch.Tensor | None, next_norm: torch.Tensor | None
+    ) -> Unscaled | None:  # fmt: skip
         hidden += self.products([matrix], x, norm=None, epsilon=0.0, bias=bias)
+        return None
 
     def gated(
         self, matrices: Sequence[Matrix], x: torch.Tensor, norm: torch.Tensor, epsilon: float, activation: Activation,
-        following: Matrix,
+        following: Matrix, unscaled: Unscaled | None = None,
     ) -> torch.Tensor:  # fmt: skip
         gate, up = self.products(matrices, x, norm=norm, epsilon=epsilon, bias=None).chunk(2, dim=1)
         return activated(gate, activation) * up

@@ -62,37 +62,62 @@ class RowRunner:
         return torch.zeros(size, dtype=dtype, pin_memory=self._has_graphs)
 
     def run(
-        self, rows: Sequence[Row], hidden: Floats | None, first: int, stop: int, head: Head, *, gives_hidden: bool
-    ) -> int:  # fmt: skip
-        """Results lie in `output`, `logits` and `likeliest` until the next run. Returns the number of rows."""
-        count = len(rows)
-        bucket = next(bucket for bucket in BUCKETS if bucket >= count)
-        integers = self._integers_view
-        if bucket > count:
-            integers[POSITION, :bucket] = -1
-        integers[:, :count] = np.array(rows, np.int32).T
-        if hidden is not None:
-            self._hidden_view[:count] = hidden
+        self, rows: Sequence[Row], hidden: Sequence[Floats], first: int, stop: int, head: Head, *, gives_hidden: bool
+    ) -> None:  # fmt: skip
+        """Results lie in `output`, `logits` and `likeliest` until the next run. `hidden`: a row each, or none: tokens."""
+        columns = tuple([row[i] for row in rows] for i in range(3))
+        key = self._key(columns[POSITION], not hidden, first, stop, head, gives_hidden=gives_hidden)
+        self._give(columns, hidden, key.bucket)
         if head == "logits" and self._host_logits is None:
             self._host_logits = self._host((FEW_ROWS, self._vocabulary_size), torch.float32)
-        spans = -(-(max(row.position for row in rows) + 1) // SPLIT_POSITIONS)
-        splits = next(splits for splits in _SPLIT_BUCKETS if splits >= spans)
-        self._run(RowKey(bucket, splits, first, stop, hidden is None, head, gives_hidden))
-        return count
+        self._run(key)
 
     def run_one(
         self, row: Row, hidden: Floats | None, first: int, stop: int, head: Head, *, gives_hidden: bool
     ) -> bool:  # fmt: skip
         """`run` for a single row whose graph is there; false, and nothing done, where it is not."""
         splits = next(splits for splits in _SPLIT_BUCKETS if splits * SPLIT_POSITIONS > row.position)
-        graph = self._graphs.get(RowKey(1, splits, first, stop, hidden is None, head, gives_hidden))
-        if graph is None:
+        key = RowKey(1, splits, first, stop, hidden is None, head, gives_hidden)
+        if not self._is_ready(key):
             return False
         self._integers_view[:, 0] = row
         if hidden is not None:
             self._hidden_view[:1] = hidden
-        self._replay(graph)
+        self._run(key)
         return True
+
+    def run_again(
+        self, columns: tuple[list[int], ...], hidden: Sequence[Floats], first: int, stop: int, head: Head, *, gives_hidden: bool
+    ) -> bool:  # fmt: skip
+        """`run` where its graph is there; false, and nothing done, where it is not. `columns`: tokens, positions, table rows."""
+        key = self._key(columns[POSITION], not hidden, first, stop, head, gives_hidden=gives_hidden)
+        if not self._is_ready(key):
+            return False
+        self._give(columns, hidden, key.bucket)
+        self._run(key)
+        return True
+
+    def _is_ready(self, key: RowKey) -> bool:
+        if self._has_graphs:
+            return key in self._graphs
+        return key.head != "logits" or self._host_logits is not None
+
+    def _key(
+        self, positions: list[int], takes_tokens: bool, first: int, stop: int, head: Head, *, gives_hidden: bool
+    ) -> RowKey:  # fmt: skip
+        count, last = len(positions), max(positions)
+        bucket = next(bucket for bucket in BUCKETS if bucket >= count)
+        splits = next(splits for splits in _SPLIT_BUCKETS if splits * SPLIT_POSITIONS > last)
+        return RowKey(bucket, splits, first, stop, takes_tokens, head, gives_hidden)
+
+    def _give(self, columns: tuple[list[int], ...], hidden: Sequence[Floats], bucket: int) -> None:
+        """Into pinned memory, which the graph reads. Rows that nobody has stay at the position -1."""
+        count = len(columns[0])
+        self._integers_view[:, :count] = columns
+        if bucket > count:
+            self._integers_view[POSITION, count:bucket] = -1
+        for place, row in enumerate(hidden):
+            self._hidden_view[place] = row
 
     def prepare(self, first: int, stop: int, *, takes_tokens: bool, head: Head) -> None:
         """Captures what decoding up to four spans of positions needs. No row is anybody's."""

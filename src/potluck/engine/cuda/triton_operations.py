@@ -1,5 +1,7 @@
 """Operations by Triton kernels. The number of rows decides: one row, few rows (tensor cores), many (the matrix library).
 
+Norms happen inside products: of one row where its product begins; of few rows half where the sum before ends, half where the product does.
+
 `is_batch_invariant` leaves the one-row kernels out, so that a row takes the same way whatever shares its batch.
 """
 
@@ -13,7 +15,7 @@ from potluck.core.model_facts import Activation
 from potluck.engine.cuda.batches import AttentionFacts, Batch, ChunkBatch, RowBatch
 from potluck.engine.cuda.kernels import attention, block_row, blocks, dense_row, products, quantise, rows
 from potluck.engine.cuda.matrices import SCALE_KINDS, BlockMatrix, DenseMatrix, Matrix
-from potluck.engine.cuda.operations import PlainOperations
+from potluck.engine.cuda.operations import PlainOperations, Unscaled
 from potluck.engine.cuda.triton_limits import FEW_ROWS, SPLIT_PAGES
 
 _ACTIVATIONS = {"silu": 1, "gelu_tanh": 2}
@@ -21,6 +23,8 @@ _DENSE_KINDS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 _QUANTISED_GROUPS = 16  # of a program
 _TRANSFERRED = 1024  # numbers of a program
 _MULTIPROCESSORS = 132  # of an H100 or H200, which the cuts were measured on
+_PIECES = 64  # of a row's sum of squares: every program of the next product adds them up
+_TICKETS = 4096  # more than a product has tiles whose columns are shared
 _SLAB_BYTES = 256 << 20  # of dequantised rows at a time, in products of many rows
 
 
@@ -45,10 +49,13 @@ class OneRow(NamedTuple):
 
 
 class FewRows(NamedTuple):
+    """How a product of few rows is cut; `splits`: programs that share the columns of a tile."""
+
     rows: int
     columns: int
     warps: int
     stages: int
+    splits: int = 1
 
 
 class Tuning:
@@ -81,11 +88,16 @@ class Tuning:
             return self.few_rows[n, k, m]
         if not is_bf16:
             return FewRows(16 if n < 8192 else 32, min(128, _padded(k, 16)), 4, 3)
-        if n <= 32 * _MULTIPROCESSORS:  # all programs at once, two at most on each
-            return FewRows(16 if n <= 16 * _MULTIPROCESSORS else 32, min(256, _padded(k, 16)), 4, 5 if m <= 32 else 3)
-        if n <= 64 * _MULTIPROCESSORS:
-            return FewRows(64, min(128, _padded(k, 16)), 4, 5)
-        return FewRows(64, min(64, _padded(k, 16)), 8, 3) if is_gated else FewRows(64, min(128, _padded(k, 16)), 4, 3)
+        columns = min(128, _padded(k, 16))
+        tiles = -(-n // 64) // (2 if is_gated else 1)
+        if is_gated:
+            if tiles <= _MULTIPROCESSORS:
+                return FewRows(64, columns, 4, 3)
+            return FewRows(64, min(64, columns), *((4, 4) if tiles <= 2 * _MULTIPROCESSORS else (8, 3)))
+        if tiles > _MULTIPROCESSORS:
+            return FewRows(64, columns, 4, 3)
+        splits = min(_MULTIPROCESSORS // tiles, 8, k // (2 * columns))  # a program for each multiprocessor
+        return FewRows(64, columns, 4, 5, max(1, splits))
 
     def blocks_few(self, n: int, k: int, m: int) -> FewRows:
         return self.few_rows_blocks.get((n, k, m)) or FewRows(16 if n < 8192 else 32, 128, 4, 3)
@@ -102,6 +114,7 @@ class TritonOperations(PlainOperations):
         self._x_dtype = x_dtype
         self._is_batch_invariant = is_batch_invariant
         self.tuning = tuning or Tuning()
+        self._tickets: torch.Tensor | None = None  # zero between kernels
 
     def _is_one(self, count: int) -> bool:
         return count == 1 and not self._is_batch_invariant
@@ -110,32 +123,46 @@ class TritonOperations(PlainOperations):
 
     def products(
         self, matrices: Sequence[Matrix], x: torch.Tensor, *, norm: torch.Tensor | None, epsilon: float,
-        bias: torch.Tensor | None, is_exact: bool = False,
+        bias: torch.Tensor | None, is_exact: bool = False, unscaled: Unscaled | None = None,
     ) -> torch.Tensor:  # fmt: skip
         width, count = sum(matrix.rows for matrix in matrices), len(x)
         is_float = is_exact or count <= FEW_ROWS or self._x_dtype == torch.float32
         out = torch.empty((count, width), dtype=torch.float32 if is_float else self._x_dtype, device=x.device)
-        if norm is not None and not self._is_one(count):
+        unscaled = unscaled if _takes_unscaled(matrices) else None
+        if norm is not None and unscaled is None and not self._is_one(count):
             x, norm = self._normed(x, norm, epsilon), None
         first = 0
         for matrix in matrices:
             part = out[:, first : first + matrix.rows]
             part_bias = None if bias is None else bias[first : first + matrix.rows]
-            self._product(matrix, x, part, norm=norm, epsilon=epsilon, bias=part_bias)
+            if unscaled is None:
+                self._product(matrix, x, part, norm=norm, epsilon=epsilon, bias=part_bias)
+            else:
+                self._few_rows(matrix, unscaled, part, epsilon=epsilon, bias=part_bias)
             first += matrix.rows
         return out
 
-    def add_product(self, matrix: Matrix, x: torch.Tensor, hidden: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._product(matrix, x, hidden, bias=bias, is_added=True)
+    def add_product(
+        self, matrix: Matrix, x: torch.Tensor, hidden: torch.Tensor, bias: torch.Tensor | None, next_norm: torch.Tensor | None
+    ) -> Unscaled | None:  # fmt: skip
+        # The order in which a tile's squares are summed depends on the number of rows.
+        is_alone = self._is_batch_invariant or len(x) == 1 or len(x) > FEW_ROWS or not isinstance(matrix, DenseMatrix)
+        if is_alone or next_norm is None:
+            self._product(matrix, x, hidden, bias=bias, is_added=True)
+            return None
+        return self._few_rows(matrix, x, hidden, bias=bias, is_added=True, next_norm=next_norm)
 
     def gated(
         self, matrices: Sequence[Matrix], x: torch.Tensor, norm: torch.Tensor, epsilon: float, activation: Activation,
-        following: Matrix,
+        following: Matrix, unscaled: Unscaled | None = None,
     ) -> torch.Tensor:  # fmt: skip
         count = len(x)
         if len(matrices) == 1 and count <= FEW_ROWS:
             dtype = torch.float32 if self._is_one(count) else self._x_dtype
             out = torch.empty((count, matrices[0].rows // 2), dtype=dtype, device=x.device)
+            if unscaled is not None and _takes_unscaled(matrices):
+                self._few_rows(matrices[0], unscaled, out, epsilon=epsilon, activation=_ACTIVATIONS[activation])
+                return out
             kept: torch.Tensor | None = norm
             if not self._is_one(count):
                 x, kept = self._normed(x, norm, epsilon), None
@@ -148,7 +175,7 @@ class TritonOperations(PlainOperations):
                 activation=_ACTIVATIONS[activation],
             )
             return self._laid_out(out, following)
-        both = self.products(matrices, x, norm=norm, epsilon=epsilon, bias=None)
+        both = self.products(matrices, x, norm=norm, epsilon=epsilon, bias=None, unscaled=unscaled)
         width = both.shape[1] // 2
         dtype = torch.float32 if self._is_one(count) else self._x_dtype
         out = torch.empty((count, width), dtype=dtype, device=x.device)
@@ -171,7 +198,7 @@ class TritonOperations(PlainOperations):
         if self._is_one(count):
             self._one_row(matrix, x, out, norm, epsilon, bias, is_added, activation)
         elif count <= FEW_ROWS:
-            self._few_rows(matrix, x, out, bias, is_added, activation)
+            self._few_rows(matrix, x, out, bias=bias, is_added=is_added, activation=activation)
         else:
             self._many_rows(matrix, x, out, bias, is_added)
 
@@ -216,25 +243,52 @@ class TritonOperations(PlainOperations):
         )
 
     def _few_rows(
-        self, matrix: Matrix, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None, is_added: bool, activation: int
+        self, matrix: Matrix, x: torch.Tensor | Unscaled, out: torch.Tensor, *, epsilon: float = 0.0,
+        bias: torch.Tensor | None = None, is_added: bool = False, activation: int = 0, next_norm: torch.Tensor | None = None,
+    ) -> Unscaled | None:  # fmt: skip
+        if isinstance(matrix, BlockMatrix):
+            assert isinstance(x, torch.Tensor)
+            self._few_rows_blocks(matrix, x, out, bias, is_added, activation)
+            return None
+        rows, squares = (x.rows, x.squares) if isinstance(x, Unscaled) else (x, None)
+        n, m = matrix.rows // 2 if activation else matrix.rows, _padded(len(rows), 16)
+        is_bf16 = matrix.weight.dtype == torch.bfloat16
+        cut = self.tuning.dense_few(matrix.rows, matrix.columns, m, bool(activation), is_bf16)
+        tiles, pieces = triton.cdiv(n, cut.rows), 0 if squares is None else len(squares)
+        parts, tickets = self._room(rows, tiles, cut, m)
+        result: Unscaled | None = None
+        if next_norm is not None and tiles <= _PIECES:
+            result = Unscaled(
+                torch.empty((len(rows), n), dtype=self._x_dtype, device=rows.device),
+                torch.empty((tiles, m), dtype=torch.float32, device=rows.device),
+            )
+        products.few_rows_kernel[(tiles, cut.splits)](
+            rows, rows if squares is None else squares, matrix.weight, rows if bias is None else bias, out, parts, tickets,
+            rows if next_norm is None else next_norm, rows if result is None else result.rows,
+            rows if result is None else result.squares, n, n, len(rows), pieces, rows.stride(0), out.stride(0), epsilon,
+            K=matrix.columns, HAS_BIAS=bias is not None, ADDS=is_added, ACTIVATION=activation, M=m,
+            KIND=_DENSE_KINDS[matrix.weight.dtype], BN=cut.rows, BK=cut.columns, STAGES=cut.stages, SPLITS=cut.splits,
+            PIECES=_padded(pieces) if pieces else 0, READIES=result is not None, num_warps=cut.warps,
+        )  # fmt: skip
+        return result
+
+    def _room(self, x: torch.Tensor, tiles: int, cut: FewRows, m: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """For the parts of tiles whose columns are shared, and for counting who is done."""
+        if cut.splits == 1:
+            return x, x
+        if self._tickets is None:
+            self._tickets = torch.zeros(_TICKETS, dtype=torch.int32, device=x.device)
+        parts = torch.empty(tiles * cut.splits * cut.rows * m, dtype=torch.float32, device=x.device)
+        return parts, self._tickets
+
+    def _few_rows_blocks(
+        self, matrix: BlockMatrix, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None, is_added: bool, activation: int
     ) -> None:  # fmt: skip
         n, m = matrix.rows // 2 if activation else matrix.rows, _padded(len(x), 16)
-        shape = (n, n, len(x), x.stride(0), out.stride(0))
-        flags: dict[str, Any] = {
-            "K": matrix.columns, "HAS_BIAS": bias is not None, "ADDS": is_added, "ACTIVATION": activation, "M": m,
-        }  # fmt: skip
-        given_bias = x if bias is None else bias
-        if isinstance(matrix, DenseMatrix):
-            is_bf16 = matrix.weight.dtype == torch.bfloat16
-            cut = self.tuning.dense_few(matrix.rows, matrix.columns, m, bool(activation), is_bf16)
-            products.few_rows_kernel[(triton.cdiv(n, cut.rows),)](
-                x, matrix.weight, given_bias, out, *shape, **flags, KIND=_DENSE_KINDS[matrix.weight.dtype], BN=cut.rows,
-                BK=cut.columns, STAGES=cut.stages, num_warps=cut.warps,
-            )  # fmt: skip
-            return
         cut = self.tuning.blocks_few(matrix.rows, matrix.columns, m)
         blocks.few_rows_blocks_kernel[(triton.cdiv(n, cut.rows),)](
-            x, *_tensors(matrix), given_bias, out, *shape, **flags, **_kind(matrix), BN=cut.rows,
+            x, *_tensors(matrix), x if bias is None else bias, out, n, n, len(x), x.stride(0), out.stride(0), K=matrix.columns,
+            HAS_BIAS=bias is not None, ADDS=is_added, ACTIVATION=activation, M=m, **_kind(matrix), BN=cut.rows,
             BG=cut.columns // matrix.group, STAGES=cut.stages, num_warps=cut.warps,
         )  # fmt: skip
 
@@ -365,6 +419,10 @@ def _attention_flags(facts: AttentionFacts) -> dict[str, Any]:
 def _norms(facts: AttentionFacts, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     query, key = facts.query_norm, facts.key_norm
     return other if query is None else query, other if key is None else key
+
+
+def _takes_unscaled(matrices: Sequence[Matrix]) -> bool:
+    return all(isinstance(matrix, DenseMatrix) for matrix in matrices)
 
 
 def _tensors(matrix: BlockMatrix) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -119,6 +119,7 @@ def attend_rows_kernel(
     """One row, one key head, one span of positions. The span with the row's own position stores its key and value first."""
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     position = tl.load(positions_ptr + row)
+    table = tables_ptr + tl.load(rows_ptr + row).to(tl.int64) * table_stride
     low = 0
     if HAS_WINDOW:
         low = tl.maximum(position + 1 - window, 0)
@@ -129,8 +130,11 @@ def attend_rows_kernel(
         d = tl.arange(0, PADDED)
         g = tl.arange(0, GROUP)
         heads = kv_head * QUERIES + tl.minimum(g, QUERIES - 1)
-        table = tables_ptr + tl.load(rows_ptr + row).to(tl.int64) * table_stride
         x = x_ptr + row.to(tl.int64) * x_stride
+        query = turned(
+            x, query_norm_ptr, cos_ptr, sin_ptr, position, heads, d, D, ROTARY, INTERLEAVED, HAS_NORM, epsilon
+        )
+        query = as_stored(query * scale, IS_HALF)
         if (position // PAGE >= first_page) & (position // PAGE < first_page + SPLIT_PAGES):
             slot = tl.load(table + position // PAGE).to(tl.int64)
             one = kv_head + tl.arange(0, 1)
@@ -155,10 +159,6 @@ def attend_rows_kernel(
             tl.store(keys_ptr + place, as_stored(key, IS_HALF), mask=(d < D)[None, :])
             tl.store(values_ptr + place, as_stored(value.to(tl.float32), IS_HALF), mask=(d < D)[None, :])
             tl.debug_barrier()
-        query = turned(
-            x, query_norm_ptr, cos_ptr, sin_ptr, position, heads, d, D, ROTARY, INTERLEAVED, HAS_NORM, epsilon
-        )
-        query = as_stored(query * scale, IS_HALF)
         largest = tl.full([GROUP], float("-inf"), tl.float32)
         weight = tl.zeros([GROUP], tl.float32)
         total = tl.zeros([GROUP, PADDED], tl.float32)
