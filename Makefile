@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # A file stays with one worker, so that its models and swarms are made once; whole files go to whoever is free, in the order of tests/conftest.py.
 BY_FILE := -n auto --dist loadfile --no-loadscope-reorder
 # These only compute. Tests with real processes have their own turn: they wait for each other and for real time-outs, and need a core that is free.
-COMPUTING := tests/parity tests/fuzz tests/chaos/test_simulation.py tests/chaos/test_membership.py
+COMPUTING := tests/parity tests/fuzz tests/chaos/test_simulation.py tests/chaos/test_membership.py tests/chaos/test_reconnects.py
 REAL_PROCESSES := tests $(addprefix --ignore=,tests/unit $(COMPUTING))
 
 .PHONY: demo test test-long long-rest long-membership check lint kernels format bench clean
