@@ -218,6 +218,8 @@ def _from_memory(choice: PreparedChoice, account: AnswerSoFar, tokenizer: Tokeni
     request = choice.request
     if account.prompt != request.prompt or len(account.chosen) > request.max_tokens:
         raise ResumeImpossible("this is not the request that the answer was begun for: send the same body again")
+    if not all(0 <= token < request.vocabulary_size for token in account.chosen):
+        raise ResumeImpossible("what is remembered of this answer cannot be right: the model has no such tokens")
     begun = account.chosen[: _usable(choice, account.chosen, tokenizer, events)]
     return msgspec.structs.replace(
         choice, request=msgspec.structs.replace(request, begun=begun), remembered=account.chosen

@@ -341,10 +341,10 @@ class Node:
         return functools.reduce(_longer, known)
 
     async def recall(self, secret: bytes, weights_sha256: str) -> AnswerSoFar | None:
-        """What anybody remembers of an answer: this node, those who serve the model, and others that are linked."""
+        """What is remembered of an answer, here or by those who serve the model. Nobody else is shown the secret: it opens the prompt."""
         holders = [node for node in self.orchestrator.store.holders(weights_sha256) if node != self.id]
-        others = [node for node in dict.fromkeys([*holders, *self.links.linked()]) if self.links.is_linked(node)]
-        told = await self.orchestrator.ask_for_answer(others[:_MAX_ASKED], secret)
+        linked = [node for node in holders if self.links.is_linked(node)]
+        told = await self.orchestrator.ask_for_answer(linked[:_MAX_ASKED], secret)
         return _longer(self._recall_own(resume_key(secret)), told)
 
     def _answer_so_far(self, sender: bytes, message: GetAnswer) -> SendTo:

@@ -243,6 +243,15 @@ def test_another_body_than_before_is_refused_where_somebody_remembers() -> None:
     assert code_of(resume(answering, CHAT, other, event_id)) == (409, "resume_impossible")
 
 
+@pytest.mark.parametrize("token", [-1, 1 << 30])
+def test_an_account_with_tokens_that_the_model_does_not_have_is_refused(token: int) -> None:
+    answering, body = MemoryAnswering("abc"), body_of(CHAT, {})
+    event_id = first_id(post(app_of(answering), CHAT, body))
+    prompt, secret = answering.model.requests[0].prompt, read_event_id(event_id).handle.secret
+    answering.model.remembered = {resume_key(secret): AnswerSoFar(len(prompt), (*prompt, token))}
+    assert code_of(resume(answering, CHAT, body, event_id)) == (409, "resume_impossible")
+
+
 def test_more_events_than_there_are_is_refused() -> None:
     body = body_of(CHAT, {})
     whole = split(post(app_of(MemoryAnswering("abc")), CHAT, body))

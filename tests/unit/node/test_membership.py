@@ -16,7 +16,18 @@ from potluck.trust.keeper import SwarmKeeper
 from potluck.trust.records import Trust
 from potluck.trust.swarm_file import SwarmFile
 from potluck.wire.effects import SendTo
-from potluck.wire.messages import Failed, GetAnswer, GetChunk, GetHoldings, GetTokenizer, Message, Refused
+from potluck.wire.messages import (
+    Described,
+    Failed,
+    GetAnswer,
+    GetChunk,
+    GetHoldings,
+    GetTokenizer,
+    Message,
+    Refused,
+    ShardInfo,
+    Stage,
+)
 from tests.support.link_ends import run_test
 from tests.support.wire_messages import describe, opening
 
@@ -206,6 +217,9 @@ def test_the_tokens_of_an_answer_are_given_to_members_who_have_its_secret(
         founder.orchestrator.on_ended(resume_key(b"s" * 16), AnswerSoFar(1, (5, 6, 7)))
         answer = founder._answer_so_far(GUEST.node_id, GetAnswer(4, secret)).message
         assert expected == (answer.code if isinstance(answer, Failed) else "5, 6, 7")
+        assert await guest.recall(secret, "5" * 64) is None  # who does not serve the model is not shown the secret
+        info = ShardInfo("m", "5" * 64, 1, 2, Stage(0, 2, True, True), True, 4, 0, 0, 10)
+        guest.orchestrator.store.put(FOUNDER.node_id, "f:1", Described(0, FOUNDER.node_id, "1", (info,), 1, ()))
         told = await guest.recall(secret, "5" * 64)
         assert told == (AnswerSoFar(1, (5, 6, 7)) if expected == "5, 6, 7" else None)
         assert await founder.recall(b"s" * 16, "5" * 64) == AnswerSoFar(1, (5, 6, 7))  # its own
