@@ -160,6 +160,9 @@ class ShardEngine(ABC):
         The hidden rows that such a step gives may be the engine's own, and hold until it is asked for anything else.
         """
 
+    def claim_device(self) -> None:  # noqa: B027 (most engines have theirs for themselves)
+        """A step is likely to come soon: a device that computes for another process should turn to this one as soon as it is done there."""
+
     def settle(self) -> None:  # noqa: B027 (most engines have nothing to give back)
         """After the first steps: gives back what nothing but them needed."""
 

@@ -42,7 +42,8 @@ class BatchRunner:
     def __init__(self, sessions: Mapping[bytes, WorkerSession], row_norm_limit: float) -> None:
         self._sessions = sessions
         self._row_norm_limit = row_norm_limit
-        self._decoding: WorkerSession | None = None  # the one whose next token is likely to be next
+        self._decoding = b""  # the session whose next token is likely to be next
+        self.compute_s = 0.0  # of the last batch
 
     def run(self, batch: RunBatch, body: bytes) -> tuple[BatchDone, list[bytes]]:
         """The answer, and the parts of its body."""
@@ -58,18 +59,24 @@ class BatchRunner:
         start = time.perf_counter()
         for group in _groups(jobs):
             _run_group(group)
-        compute_us = int((time.perf_counter() - start) * 1e6)
-        self._decoding = jobs[0].session if len(jobs) == 1 and _is_decoding(jobs[0]) else None
+        self.compute_s = time.perf_counter() - start
+        self._decoding = jobs[0].item.session if len(jobs) == 1 and _is_decoding(jobs[0]) else b""
         outputs = [job.output for job in jobs if job.output is not None]
         for index, output in refused.items():  # in the order of their places
             outputs.insert(index, output)
-        return BatchDone(batch.batch, tuple(outputs), compute_us), [job.data for job in jobs if job.data]
+        return BatchDone(batch.batch, tuple(outputs), int(self.compute_s * 1e6)), [job.data for job in jobs if job.data]
 
     def look_ahead(self) -> None:
         """To be called right after an answer, where nothing waits: makes ready what is likely to be asked for next."""
-        session, self._decoding = self._decoding, None
+        session = self._sessions.get(self._decoding)
         if session is not None and not session.roundings:
             session.engine.expect(session.number)
+
+    def claim_device(self) -> None:
+        """To be called while nothing has come since: where the next step will need a device that others use too."""
+        session = self._sessions.get(self._decoding)
+        if session is not None:
+            session.engine.claim_device()
 
     def rehearse(self, item: WorkItem, body: bytes) -> None:
         """Does what comes before the computing and forgets it, so that the code is in the caches when the step comes."""

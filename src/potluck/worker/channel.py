@@ -4,6 +4,7 @@ The main thread reads the stream itself, because waking another thread for every
 thread looks at the stream from time to time while the main thread is busy elsewhere (kernels release the GIL).
 """
 
+import math
 import os
 import select
 import socket
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 from potluck.core.errors import ProtocolViolation
 from potluck.wire.work import FromWorker, Ping, Pong, ToWorker
@@ -20,7 +22,13 @@ from potluck.worker.host_process import end
 BROKEN_STREAM = 76  # exit status: what came was not our protocol
 _READ_BYTES = 256 << 10
 _LOOK_S, _IDLE_LOOK_S, _IDLE_AFTER_S = 0.02, 0.2, 2.0
-_give_way = getattr(os, "sched_yield", lambda: None)
+
+
+def _do_nothing() -> None:
+    return
+
+
+_give_way = getattr(os, "sched_yield", _do_nothing)
 
 
 class Channel:
@@ -29,6 +37,8 @@ class Channel:
     def __init__(self, stream: socket.socket, spin_s: float = 0.0) -> None:
         self.progress = 0
         self._spin_s, self._awake_until_s = spin_s, 0.0
+        self._idle_at_s = math.inf
+        self._when_idle: Callable[[], object] = _do_nothing
         self._stream = stream
         self._decoder = to_worker_decoder()
         self._arrived: deque[tuple[ToWorker, bytes]] = deque()
@@ -58,11 +68,18 @@ class Channel:
         """The next message is likely to come within `seconds`."""
         self._awake_until_s = time.monotonic() + seconds
 
+    def call_when_idle(self, after_s: float, action: Callable[[], object]) -> None:
+        """`receive` calls `action`, once, where it looks for a message and none has come `after_s` from now; not where it sleeps."""
+        self._idle_at_s, self._when_idle = time.monotonic() + after_s, action
+
     def _spin(self) -> None:
         """Looks for a message without sleeping, where the next is likely to come soon: see net/spinning.py."""
         if self._spin_s:
             self.stay_awake(self._spin_s)
-        while time.monotonic() < self._awake_until_s and not self._is_readable():
+        while (now_s := time.monotonic()) < self._awake_until_s and not self._is_readable():
+            if now_s >= self._idle_at_s:
+                self._idle_at_s = math.inf
+                self._when_idle()
             _give_way()  # to those who are about to send it, where they want this core
 
     def _is_readable(self) -> bool:

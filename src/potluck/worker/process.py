@@ -58,6 +58,8 @@ def serve(channel: Channel, settings: WorkerSettings) -> None:
             channel.progress += 1
             if not channel.has_more:
                 worker.look_ahead()
+                if settings.spin_s:
+                    channel.call_when_idle(worker.others_turn_s, worker.claim_device)
 
 
 def exit_status(error: Exception) -> int:

@@ -28,6 +28,7 @@ from potluck.worker.sampler import TokenChooser
 from potluck.worker.session import WorkerSession
 
 _TEXT = 1024  # characters that a message of the protocol takes
+_OTHERS_BEGIN_S = 0.0004  # a hop takes half of that between nodes on one machine
 Answer = tuple[FromWorker, Sequence[bytes]]
 
 
@@ -67,6 +68,14 @@ class Worker:
     def look_ahead(self) -> None:
         """To be called right after the answer to a batch, where no other message waits."""
         self._batches.look_ahead()
+
+    @property
+    def others_turn_s(self) -> float:
+        """After the answer to a batch: when another worker on the same device, if there is one, is likely to be computing."""
+        return max(_OTHERS_BEGIN_S, self._batches.compute_s / 2)
+
+    def claim_device(self) -> None:
+        self._batches.claim_device()
 
     def _load(self, message: Load) -> FromWorker:
         try:

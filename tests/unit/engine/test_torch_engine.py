@@ -204,6 +204,16 @@ def test_preparing_leaves_nothing_behind(engine: ShardEngine) -> None:
         assert_same_bits(kept, was)
 
 
+def test_claiming_the_device_changes_no_bit(engine: ShardEngine) -> None:
+    sessions = [engine.open(40), engine.open(40)]
+    for session in sessions:
+        engine.forward([Step(session, 0, tokens=TOKENS[:20])])
+    [plain] = engine.forward([Step(sessions[0], 20, tokens=[7], logits=[0])])
+    engine.claim_device()
+    [claimed] = engine.forward([Step(sessions[1], 20, tokens=[7], logits=[0])])
+    assert_same_bits(claimed.hidden, plain.hidden)
+
+
 def test_a_device_that_is_not_there_is_named() -> None:
     checkpoint = checkpoint_of("qwen2", "F32")
     settings = EngineSettings(layers=LayerRange(0, 1), device="tpu")

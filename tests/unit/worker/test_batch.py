@@ -1,0 +1,61 @@
+"""Which engine is told that a step is likely to come. On an engine that only listens."""
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from potluck.engine.shard_engine import ShardEngine, Step, StepResult
+from potluck.wire.messages import Stage
+from potluck.wire.work import RunBatch, WorkItem
+from potluck.worker.batch import BatchRunner
+from potluck.worker.session import WorkerSession
+
+
+class ListeningEngine:
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def forward(self, steps: list[Step], roundings: object) -> list[StepResult]:
+        return [StepResult(np.zeros((step.count, 4), np.float32), None) for step in steps]
+
+    def expect(self, session: int) -> None:
+        self.heard.append(f"expect {session}")
+
+    def claim_device(self) -> None:
+        self.heard.append("claim")
+
+
+@pytest.fixture
+def engine() -> ListeningEngine:
+    return ListeningEngine()
+
+
+def session_on(engine: ListeningEngine, number: int) -> WorkerSession:
+    return WorkerSession(cast(ShardEngine, cast(Any, engine)), number, Stage(0, 2, True, False), None, 100, (), None)
+
+
+def item(session: bytes, count: int) -> WorkItem:
+    return WorkItem(session, 0, count, None, "fp32", False, 4 * count)
+
+
+def test_the_session_that_decodes_is_expected_and_claims_the_device_while_it_lives(engine: ListeningEngine) -> None:
+    sessions = {b"a": session_on(engine, 7)}
+    batches = BatchRunner(sessions, 1e6)
+    batches.run(RunBatch(1, (item(b"a", 1),)), bytes(4))
+    batches.look_ahead()
+    batches.claim_device()
+    sessions.clear()
+    batches.claim_device()
+    assert engine.heard == ["expect 7", "claim"]
+
+
+@pytest.mark.parametrize("counts", [[5], [1, 1]], ids=["a piece of a prompt", "several sessions"])
+def test_nobody_is_expected_after_anything_else(engine: ListeningEngine, counts: list[int]) -> None:
+    names = [bytes([97 + i]) for i in range(len(counts))]
+    batches = BatchRunner({name: session_on(engine, i) for i, name in enumerate(names)}, 1e6)
+    items = tuple(item(name, count) for name, count in zip(names, counts, strict=True))
+    batches.run(RunBatch(1, items), bytes(4 * sum(counts)))
+    batches.look_ahead()
+    batches.claim_device()
+    assert engine.heard == []

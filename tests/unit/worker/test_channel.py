@@ -1,0 +1,43 @@
+"""What a worker does while it waits for its next message. In a process of its own: a channel ends its process with its stream."""
+
+import subprocess
+import sys
+
+import pytest
+
+WAITING = """
+import socket, sys, threading, time
+from potluck.wire.messages import Stage
+from potluck.wire.work import Unload
+from potluck.wire.work_frames import encode
+from potluck.worker.channel import Channel
+
+spin_s, after_s, message_after_s = map(float, sys.argv[1:])
+ours, theirs = socket.socketpair()
+channel, calls = Channel(ours, spin_s), []
+send = lambda: theirs.sendall(b"".join(encode(Unload(Stage(0, 1, False, False)))))
+channel.call_when_idle(after_s, lambda: calls.append(time.monotonic()))
+timer = threading.Timer(message_after_s, send) if message_after_s else send()
+timer and timer.start()
+channel.receive()
+print(len(calls))
+"""
+
+
+@pytest.mark.parametrize(
+    ("spin_s", "after_s", "message_after_s", "calls"),
+    [
+        (5.0, 0.001, 0.2, 1),  # it looks for the message, and is idle meanwhile
+        (5.0, 0.001, 0.0, 0),  # the message is there already
+        (5.0, 60.0, 0.2, 0),  # it comes before
+        (0.0, 0.001, 0.2, 0),  # this one sleeps
+    ],
+)
+def test_an_idle_worker_that_is_awake_does_once_what_it_was_told(
+    spin_s: float, after_s: float, message_after_s: float, calls: int
+) -> None:
+    arguments = [str(spin_s), str(after_s), str(message_after_s)]
+    run = subprocess.run(
+        [sys.executable, "-c", WAITING, *arguments], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert run.stdout == f"{calls}\n"
