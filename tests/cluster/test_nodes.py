@@ -15,6 +15,7 @@ from potluck.core.errors import ShardUnavailable
 from potluck.core.sampling_params import SamplingParams
 from potluck.engine.cpu_engine import Step
 from potluck.net.loop import run
+from potluck.net.spinning import Spinner
 from potluck.node.asking import RemoteModel
 from potluck.node.node import Node
 from potluck.node.serving import ServingSettings, parse_stage, read_stored_model, serve
@@ -219,6 +220,13 @@ def test_rehearsals_reach_the_worker_and_change_no_token(models_home: Path, monk
         taken.append(1)
         take(self, *arguments)  # type: ignore[arg-type]
 
+    watched = []
+    stay_awake = Spinner.stay_awake
+
+    def staying_awake(self: Spinner, seconds: float) -> None:
+        watched.append(seconds)
+        stay_awake(self, seconds)
+
     async def ask() -> list[int]:
         stored = read_stored_model(ModelStore(models_home / "models"), "smollm2-135m")
         async with head_node([]) as first, head_node([]) as second:
@@ -231,9 +239,15 @@ def test_rehearsals_reach_the_worker_and_change_no_token(models_home: Path, monk
                 return tokens_of(await frames_of(head, request, DistributedChatParams()))
 
     monkeypatch.setattr(Rehearsals, "take", counting)
+    monkeypatch.setattr(Spinner, "stay_awake", staying_awake)
     monkeypatch.setattr("potluck.node.serving.rehearsal_lead_s", lambda device: 0.0)
     without = run(ask())
     assert not taken
+    assert not watched
     monkeypatch.setattr("potluck.node.serving.rehearsal_lead_s", lambda device: 0.0012)
     assert run(ask()) == without
     assert taken
+    assert not watched
+    monkeypatch.setattr("potluck.node.serving.rehearsal_watch_s", lambda device, threads: 0.003)
+    assert run(ask()) == without
+    assert len(watched) > len(taken) / 2  # by those who send rehearsals as well as by those who get them

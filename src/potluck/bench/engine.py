@@ -16,7 +16,7 @@ import msgspec
 from potluck.bench.bandwidth import read_bandwidth
 from potluck.bench.busy_core import busy_core
 from potluck.bench.llama_cpp import LlamaCppEngine, LlamaCppProcess
-from potluck.bench.machine import core_count, foreign_load, processor_name
+from potluck.bench.machine import foreign_load, processor_name
 from potluck.bench.own_engine import ModelFile, OwnEngine, token_ids
 from potluck.bench.random_model import RandomFormat, RandomShape, random_model
 from potluck.bench.report import (
@@ -31,6 +31,7 @@ from potluck.bench.report import (
     ThreadFigures,
 )
 from potluck.core.errors import BadRequest
+from potluck.core.processors import usable_cores
 
 Say = Callable[[str], None]
 LARGE_FORMATS: tuple[RandomFormat, ...] = ("Q4_0", "Q4_K")
@@ -88,7 +89,7 @@ def bench_engine(settings: EngineBenchSettings, say: Say) -> EngineReport:
         file=str(settings.model.path),
         rounds=settings.rounds,
         processor=processor_name(),
-        cores=core_count(),
+        cores=usable_cores(),
         kernels=kernels,
         other_load=max(load_before, foreign_load()),
         threads=figures,

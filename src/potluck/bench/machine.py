@@ -1,6 +1,5 @@
-"""This machine: its processor's name, how many of its cores are ours to use, and what others do with them."""
+"""This machine: its processor's name, and what others do with its cores."""
 
-import os
 import platform
 from pathlib import Path
 
@@ -13,12 +12,6 @@ def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, "") or platform.processor() or platform.machine()
-
-
-def core_count() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def foreign_load(interval_s: float = 0.5) -> float:

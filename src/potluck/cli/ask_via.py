@@ -1,12 +1,12 @@
 """`potluck ask --via`: the question goes over shards on other machines; prints text as it comes, and what happened to the shards."""
 
-import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from potluck.cli.console import counted, harmless, notice, one_line, print_json
 from potluck.core.errors import BadRequest, GenerationAborted
+from potluck.core.processors import usable_cores
 from potluck.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -193,4 +193,4 @@ def _offer_own_copy(model: "RemoteModel", question: RemoteQuestion) -> None:
     from potluck.cli.models import open_store
     from potluck.node.serving import ServingSettings
 
-    model.offer_own_copy(open_store(), ServingSettings(threads=question.threads or os.cpu_count() or 1))
+    model.offer_own_copy(open_store(), ServingSettings(threads=question.threads or usable_cores()))

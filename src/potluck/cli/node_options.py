@@ -7,7 +7,10 @@ import typer
 MaxLayersOption = Annotated[int, typer.Option("--max-layers", min=0, help="At most so many layers; 0: any.")]
 MemoryOption = Annotated[str | None, typer.Option("--memory", help="For weights and KV, e.g. 4GB.")]
 ListenOption = Annotated[str | None, typer.Option("--listen", help="Address for other nodes; port 0: any.")]
-ThreadsOption = Annotated[int, typer.Option("--threads", "-t", min=1, help="Threads that compute.")]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option("--threads", "-t", min=1, help="Threads that compute. Default: one less than there are cores."),
+]
 StreamsOption = Annotated[int, typer.Option("--streams", min=1, help="Sessions at once; more are refused.")]
 NameOption = Annotated[str, typer.Option("--name", help="What others see; by default the machine's.")]
 InterfaceOption = Annotated[

@@ -43,7 +43,7 @@ def join(
     max_layers: MaxLayersOption = 0,
     memory: MemoryOption = None,
     listen: ListenOption = None,
-    threads: ThreadsOption = 1,
+    threads: ThreadsOption = None,
     streams: StreamsOption = 16,
     name: NameOption = "",
     interface: InterfaceOption = None,
@@ -63,8 +63,10 @@ def join(
     Arguments show in the machine's process list: where others use it too, type `potluck join` and paste the invite when asked.
     """
     from potluck.net.loop import run
+    from potluck.node.machine import computing_threads
     from potluck.trust.invites import decode_invite
 
+    threads = threads or computing_threads()
     options = SwarmOptions(
         None, None, max_layers, memory, listen, threads, streams, name, tuple(interface or ()), discovery, serve, chaos,
         device, batch_invariant, api_options(api, allow_host, allow_origin), as_json, own_layers,

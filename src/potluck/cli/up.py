@@ -76,7 +76,7 @@ def up(
     max_layers: MaxLayersOption = 0,
     memory: MemoryOption = None,
     listen: ListenOption = None,
-    threads: ThreadsOption = 1,
+    threads: ThreadsOption = None,
     streams: StreamsOption = 16,
     name: NameOption = "",
     interface: InterfaceOption = None,
@@ -101,7 +101,9 @@ def up(
     from potluck.net.loop import run
     from potluck.node.configuration_file import may_serve_shards
     from potluck.node.identity_file import own_swarm_file
+    from potluck.node.machine import computing_threads
 
+    threads = threads or computing_threads()
     chosen = api_options(api, allow_host, allow_origin)
     others = tuple(address.strip() for address in via.split(",")) if via else ()
     if layers is not None and not may_serve_shards():

@@ -7,7 +7,7 @@ import time
 
 
 class Spinner:
-    """`touch` it whenever something happened after which more is likely to come soon."""
+    """`touch` it whenever something happened after which more is likely to come soon; `stay_awake` where it is known how soon."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, spin_s: float) -> None:
         self._loop, self._spin_s = loop, spin_s
@@ -19,10 +19,13 @@ class Spinner:
 
     def touch(self) -> None:
         if self._spin_s > 0:
-            self._until_s = time.monotonic() + self._spin_s
-            if not self._is_turning:
-                self._is_turning = True
-                self._loop.call_soon(self._turn)
+            self.stay_awake(self._spin_s)
+
+    def stay_awake(self, seconds: float) -> None:
+        self._until_s = time.monotonic() + seconds
+        if not self._is_turning:
+            self._is_turning = True
+            self._loop.call_soon(self._turn)
 
     def stop(self) -> None:
         self._until_s = 0.0

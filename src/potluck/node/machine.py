@@ -7,11 +7,18 @@ import numpy as np
 import psutil
 
 from potluck.core.errors import BadRequest
+from potluck.core.processors import usable_cores
 
 _SHARE = 0.75  # of what is free at the start; the rest is the owner's
 _PROBE_BYTES = 64 << 20
 _UNITS = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000, "t": 1_000_000_000_000}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", re.IGNORECASE | re.ASCII)
+
+
+def computing_threads() -> int:
+    """For a worker that was not told: a core stays for the daemon and the owner, and two threads on one core gain little."""
+    cores = min(usable_cores(), psutil.cpu_count(logical=False) or usable_cores())
+    return max(1, cores - 1)
 
 
 def memory_total_bytes() -> int:

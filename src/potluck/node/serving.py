@@ -1,7 +1,6 @@
 """From a model in the store to a served shard, and from a head's question to tokens: what `up` and `ask` put together."""
 
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from potluck.core.errors import BadRequest, ModelNotFound, WeightsMismatch, Weig
 from potluck.core.exactness import arithmetic_of
 from potluck.core.layers import LayerRange
 from potluck.core.model_facts import ModelFacts
+from potluck.core.processors import usable_cores
 from potluck.core.tokenizer_spec import TokenizerSpec
 from potluck.node.node import Node, ServedModel
 from potluck.node.weight_server import OfferedWeights
@@ -28,7 +28,9 @@ from potluck.wire.worker_settings import WorkerSettings
 
 _SPIN_S, _SPINNING_CORES = 0.004, 8
 _REHEARSING_CORES = 4
+_WATCHING_CORES = 6
 _REHEARSAL_LEAD_S = 0.0012  # two daemons and a worker are reached in about half of it
+_REHEARSAL_WATCH_S = 0.003
 
 
 class StoredModel(msgspec.Struct, frozen=True):
@@ -165,12 +167,19 @@ def vram_mb(model: StoredModel, stage: Stage, settings: ServingSettings) -> int:
 def spin_s(device: str) -> float:
     """A GPU's steps are so short that waking up would be a good part of a token's time; and such a machine has cores to spare."""
     is_gpu = device == "cuda" or (device.startswith("cuda:") and device[5:].isdigit())
-    return _SPIN_S if is_gpu and (os.cpu_count() or 1) >= _SPINNING_CORES else 0.0
+    return _SPIN_S if is_gpu and usable_cores() >= _SPINNING_CORES else 0.0
 
 
 def rehearsal_lead_s(device: str) -> float:
     """On CPUs with cores to spare: on two, whoever looks for a step is in the way of those who send it. GPUs' nodes stay awake anyway."""
-    return _REHEARSAL_LEAD_S if spin_s(device) == 0 and (os.cpu_count() or 1) >= _REHEARSING_CORES else 0.0
+    return _REHEARSAL_LEAD_S if spin_s(device) == 0 and usable_cores() >= _REHEARSING_CORES else 0.0
+
+
+def rehearsal_watch_s(device: str, threads: int) -> float:
+    """A daemon that looks for a step needs a core that neither its worker nor anybody else wants."""
+    return (
+        _REHEARSAL_WATCH_S if rehearsal_lead_s(device) and usable_cores() >= max(_WATCHING_CORES, threads + 1) else 0.0
+    )
 
 
 def serve(node: Node, model: StoredModel, stage: Stage, settings: ServingSettings) -> ShardServer:
@@ -180,7 +189,8 @@ def serve(node: Node, model: StoredModel, stage: Stage, settings: ServingSetting
         model=model.id, weights_sha256=model.weights_sha256, layer_count=model.facts.layer_count,
         hidden_size=model.facts.hidden_size, stage=stage, max_concurrent_streams=settings.max_concurrent_streams,
         eviction_idle_s=settings.eviction_idle_s, is_spare=settings.is_spare,
-        rehearsal_lead_s=rehearsal_lead_s(settings.device), spin_s=spin_s(settings.device),
+        rehearsal_lead_s=rehearsal_lead_s(settings.device),
+        rehearsal_watch_s=rehearsal_watch_s(settings.device, settings.threads), spin_s=spin_s(settings.device),
         arithmetic=arithmetic_of(settings.device, is_batch_invariant=settings.is_batch_invariant),
         vram_required_mb=vram_mb(model, stage, settings),
     )  # fmt: skip

@@ -37,20 +37,21 @@ class Rehearsals:
         wait_s = step_s - self._lead_s
         return wait_s if wait_s >= _SHORTEST_WAIT_S else 0.0
 
-    def send(self, batch: int) -> None:
-        """What the next shard will be sent when `batch` is done, as far as that can be known."""
+    def send(self, batch: int) -> bool:
+        """What the next shard will be sent when `batch` is done, as far as that can be known; false where nothing is sent."""
         running = self._batches.running.get(batch)
         if running is None or len(self._life.live) != 1 or running[0].step.count != 1:
-            return
+            return False
         session, position = running[0].session, running[0].step.position
         hop, layer = session.wiring.next, session.stage.stop
         if session.stage.has_output:
             hop, layer, position = session.wiring.ring, 0, position + 1
         if hop is None or hop.node == self._node:
-            return
+            return False
         codec = session.output_codec
         step = Step(hop.session, session.epoch, position, 1, layer, codec, True, (), session.id, is_rehearsal=True)
         self._effects.send(hop.node, hop.address, step, bytes(self._life.row_size(codec)))
+        return True
 
     def take(self, session: ShardSession, step: Step, body: bytes, max_waiting: int) -> None:
         """One that has come for `session`: the worker is next. Where it computes, or the step does not fit, nothing is the answer."""

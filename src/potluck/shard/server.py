@@ -21,7 +21,7 @@ from potluck.telemetry.metrics import Metrics
 from potluck.wire.codecs import encoded_bytes
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import Close, Message, Probe, ShardInfo
-from potluck.wire.work import BatchDone, FromWorker, Loaded, LoadFailed, RunBatch
+from potluck.wire.work import BatchDone, FromWorker, Loaded, LoadFailed, Rehearse, RunBatch
 from potluck.wire.worker_settings import WorkerSettings
 
 Send = Callable[[Sequence[SendTo]], None]
@@ -168,7 +168,9 @@ class ShardServer:
         for effect in self.core.take_effects():
             if isinstance(effect, Work):
                 self.supervisor.send(effect.message, effect.body)
-                if type(effect.message) is RunBatch and (wait_s := self.core.rehearsals.due_in_s()) is not None:
+                if type(effect.message) is Rehearse:
+                    self._watch()
+                elif type(effect.message) is RunBatch and (wait_s := self.core.rehearsals.due_in_s()) is not None:
                     self._loop.call_later(wait_s, self._rehearse, effect.message.batch)
             elif isinstance(effect, SendTo):
                 caller = self._callers.get(effect.node) if self._callers else None
@@ -181,8 +183,14 @@ class ShardServer:
             self._send(to_send)
 
     def _rehearse(self, batch: int) -> None:
-        self.core.rehearsals.send(batch)
-        self._carry_out()
+        if self.core.rehearsals.send(batch):
+            self._carry_out()
+            self._watch()
+
+    def _watch(self) -> None:
+        """What was rehearsed is about to come."""
+        if self.settings.rehearsal_watch_s > 0:
+            self._spinner.stay_awake(self.settings.rehearsal_watch_s)
 
     def info(self) -> ShardInfo:
         settings, state = self.settings, self.core.state

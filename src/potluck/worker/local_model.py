@@ -3,7 +3,6 @@
 The engine is driven through the same steps as over a network; what a token is depends on tokens, parameters and seed alone.
 """
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import NamedTuple
 from potluck.core.errors import ContextLengthExceeded, PotluckError
 from potluck.core.grammar import Grammar
 from potluck.core.layers import LayerRange
+from potluck.core.processors import usable_cores
 from potluck.core.sampling_params import SamplingParams
 from potluck.engine.cpu_engine import CpuEngine
 from potluck.engine.sampling import Chosen, choose
@@ -46,12 +46,6 @@ class Timing(NamedTuple):
     def tokens_per_s(self) -> float:
         """Of decoding: the first token belongs to the prompt."""
         return (self.generated_tokens - 1) / self.decode_s if self.generated_tokens > 1 and self.decode_s > 0 else 0.0
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 class LocalModel:

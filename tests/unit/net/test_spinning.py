@@ -38,3 +38,15 @@ def test_without_a_time_it_does_nothing() -> None:
     loop = KeptCalls()
     Spinner(loop, 0.0).touch()  # type: ignore[arg-type]
     assert loop.calls == []
+
+
+def test_it_can_be_kept_awake_once_where_it_is_not_by_touching() -> None:
+    loop = KeptCalls()
+    spinner = Spinner(loop, 0.0)  # type: ignore[arg-type]
+    spinner.stay_awake(3600.0)
+    spinner.touch()
+    loop.turn()
+    assert len(loop.calls) == 1
+    spinner.stay_awake(0.0)
+    loop.turn()
+    assert loop.calls == []

@@ -3,7 +3,15 @@
 import pytest
 
 from potluck.core.errors import BadRequest
-from potluck.node.serving import ServingSettings, parse_stage, within_memory
+from potluck.node.machine import computing_threads
+from potluck.node.serving import (
+    ServingSettings,
+    parse_stage,
+    rehearsal_lead_s,
+    rehearsal_watch_s,
+    spin_s,
+    within_memory,
+)
 from tests.support.stored_models import MEGABYTE, stored_model
 
 
@@ -23,3 +31,31 @@ def test_a_large_budget_changes_nothing() -> None:
 def test_weights_that_do_not_fit_are_refused_with_both_sizes() -> None:
     with pytest.raises(BadRequest, match=r"layers 0-1, the embedding of m take 25.0 MB, and shards may have 25.0 MB"):
         within_memory(stored_model(), parse_stage("0-1", 4), ServingSettings(), 25 * MEGABYTE)
+
+
+@pytest.mark.parametrize(
+    ("cores", "device", "threads", "rehearses", "watches", "spins"),
+    [
+        (2, "cpu", 1, False, False, False), (4, "cpu", 1, True, False, False), (6, "cpu", 1, True, True, False),
+        (8, "cpu", 7, True, True, False), (8, "cpu", 8, True, False, False), (4, "cuda", 1, True, False, False),
+        (8, "cuda", 1, False, False, True), (8, "cuda:torch-cpu", 1, True, True, False),
+    ],
+)  # fmt: skip
+def test_who_stays_awake_has_cores_to_spare(
+    cores: int, device: str, threads: int, rehearses: bool, watches: bool, spins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("potluck.node.serving.usable_cores", lambda: cores)
+    assert (rehearsal_lead_s(device) > 0, rehearsal_watch_s(device, threads) > 0, spin_s(device) > 0) == (
+        rehearses, watches, spins,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("usable", "physical", "threads"), [(1, 1, 1), (2, 2, 1), (4, 4, 3), (16, 8, 7), (2, 8, 1), (6, None, 5)]
+)
+def test_a_core_stays_for_the_owner(
+    usable: int, physical: int | None, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("potluck.node.machine.usable_cores", lambda: usable)
+    monkeypatch.setattr("psutil.cpu_count", lambda logical: physical)
+    assert computing_threads() == threads
