@@ -28,6 +28,7 @@ class Spinner:
             self._loop.call_soon(self._turn)
 
     def stop(self) -> None:
+        """What was waited for has come."""
         self._until_s = 0.0
 
     def _turn(self) -> None:

@@ -21,7 +21,7 @@ from potluck.telemetry.metrics import Metrics
 from potluck.wire.codecs import encoded_bytes
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import Close, Message, Probe, ShardInfo
-from potluck.wire.work import BatchDone, FromWorker, Loaded, LoadFailed, Rehearse, RunBatch
+from potluck.wire.work import BatchDone, FromWorker, Loaded, LoadFailed, Rehearse, RunBatch, ToWorker
 from potluck.wire.worker_settings import WorkerSettings
 
 Send = Callable[[Sequence[SendTo]], None]
@@ -139,6 +139,7 @@ class ShardServer:
     def _on_worker_message(self, message: FromWorker, body: bytes) -> None:
         self.core.on_worker_message(message, body, time.monotonic())
         self._carry_out()
+        self._spinner.stop()
         self._spinner.touch()
         if type(message) is BatchDone:
             if self._noting is None:
@@ -168,10 +169,7 @@ class ShardServer:
         for effect in self.core.take_effects():
             if isinstance(effect, Work):
                 self.supervisor.send(effect.message, effect.body)
-                if type(effect.message) is Rehearse:
-                    self._watch()
-                elif type(effect.message) is RunBatch and (wait_s := self.core.rehearsals.due_in_s()) is not None:
-                    self._loop.call_later(wait_s, self._rehearse, effect.message.batch)
+                self._note_work(effect.message)
             elif isinstance(effect, SendTo):
                 caller = self._callers.get(effect.node) if self._callers else None
                 to_send.append(effect) if caller is None else caller.hear(effect)
@@ -181,6 +179,14 @@ class ShardServer:
                 self.on_suspect(effect.node)
         if to_send:
             self._send(to_send)
+
+    def _note_work(self, message: ToWorker) -> None:
+        if type(message) is Rehearse:
+            self._watch()
+        elif type(message) is RunBatch:
+            self._spinner.stop()  # what it looked for has come
+            if (wait_s := self.core.rehearsals.due_in_s()) is not None:
+                self._loop.call_later(wait_s, self._rehearse, message.batch)
 
     def _rehearse(self, batch: int) -> None:
         if self.core.rehearsals.send(batch):
