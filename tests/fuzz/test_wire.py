@@ -133,7 +133,7 @@ MESSAGES: tuple[tuple[Message, bytes], ...] = (
     (Described(nonce=4, node=NODE, version="0.1.0", shards=(SHARD, SHARD), daemon_pid=1, worker_pids=(2, 3)), b""),
     (GetTokenizer(nonce=5, weights_sha256="0" * 64), b""),
     (TokenizerData(nonce=5, manifest_bytes=100, tokenizer_bytes=100), b"\x02" * 200),
-    (GetAnswer(nonce=5, secret=bytes(16)), b""),
+    (GetAnswer(nonce=5, proof=bytes(32)), b""),
     (AnswerData(nonce=5, prompt_length=3), b"\x04" * 40),
     (BulkLink(), b""),
     (GetHoldings(nonce=6, weights_sha256="0" * 64), b""),

@@ -1,16 +1,19 @@
 """Token ids of answers whose head may be gone, for whoever takes them up again. Pure bookkeeping: bounded, and short-lived.
 
-Found by the hash of a secret that the answer's reader has. Knows no text, no prompt's owner, and never reaches a disk or a log.
+Found by the hash of a secret that the answer's reader has; who asks another node proves that it knows it.
+Knows no text, no prompt's owner, and never reaches a disk or a log.
 """
 
 import hashlib
+import hmac
 import sys
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 SECRET_BYTES = 16
+PROOF_BYTES = 32
 LIFETIME_S = 60.0
 _MOST = 256
 _MOST_BYTES = 8 << 20
@@ -18,8 +21,18 @@ _TOKEN_BYTES = 4
 
 
 def resume_key(secret: bytes) -> bytes:
-    """What a shard is told to remember an answer by: it can recognise the secret, and not make it up."""
+    """What a shard is told to remember an answer by."""
     return hashlib.sha256(b"potluck resume " + secret).digest()
+
+
+def answer_proof(key: bytes, asker: bytes, holder: bytes) -> bytes:
+    """Shows `holder` that `asker` knows the key. To anybody else it is worth nothing, nor to a holder who does not know it."""
+    return hmac.digest(key, b"potluck answer " + asker + holder, hashlib.sha256)
+
+
+def key_behind(proof: bytes, keys: Iterable[bytes], asker: bytes, holder: bytes) -> bytes | None:
+    """The one of `keys` that was proven. Tries all: there are some hundreds at most, at two microseconds each."""
+    return next((key for key in keys if hmac.compare_digest(proof, answer_proof(key, asker, holder))), None)
 
 
 def packed_tokens(tokens: Sequence[int]) -> bytes:
@@ -93,6 +106,10 @@ class RememberedAnswers:
         self.forget_old(now_s)
         entry = self._entries.get(key)
         return None if entry is None else AnswerSoFar(entry.prompt_length, unpacked_tokens(entry.data))
+
+    def keys(self, now_s: float) -> list[bytes]:
+        self.forget_old(now_s)
+        return list(self._entries)
 
     def forget_old(self, now_s: float) -> None:
         while self._entries:

@@ -20,7 +20,14 @@ from potluck.core.errors import (
     ResumeImpossible,
     ShardUnavailable,
 )
-from potluck.core.remembered import AnswerSoFar, RememberedAnswers, packed_tokens, resume_key
+from potluck.core.remembered import (
+    AnswerSoFar,
+    RememberedAnswers,
+    answer_proof,
+    key_behind,
+    packed_tokens,
+    resume_key,
+)
 from potluck.identity.keys import NodeKey
 from potluck.net.link import Listener, Transport
 from potluck.net.peers import PeerLinks
@@ -341,18 +348,24 @@ class Node:
         return functools.reduce(_longer, known)
 
     async def recall(self, secret: bytes, weights_sha256: str) -> AnswerSoFar | None:
-        """What is remembered of an answer, here or by those who serve the model. Nobody else is shown the secret: it opens the prompt."""
+        """What is remembered of an answer, here or by those who serve the model. Nobody is shown the secret, which opens the prompt."""
+        key = resume_key(secret)
         holders = [node for node in self.orchestrator.store.holders(weights_sha256) if node != self.id]
-        linked = [node for node in holders if self.links.is_linked(node)]
-        told = await self.orchestrator.ask_for_answer(linked[:_MAX_ASKED], secret)
-        return _longer(self._recall_own(resume_key(secret)), told)
+        linked = [node for node in holders if self.links.is_linked(node)][:_MAX_ASKED]
+        told = await self.orchestrator.ask_for_answer({node: answer_proof(key, self.id, node) for node in linked})
+        return _longer(self._recall_own(key), told)
+
+    def _resume_keys(self) -> list[bytes]:
+        live = [key for shard in self.shards for key in shard.core.resume_keys]
+        return [*live, *self.orchestrator.resume_keys, *self._remembered.keys(time.monotonic())]
 
     def _answer_so_far(self, sender: bytes, message: GetAnswer) -> SendTo:
         if not self._may_be_asked_by(sender):
             self.counters["may_not_ask"] += 1
             refusal = NotEntitled("this node may not ask here")
             return SendTo(sender, None, Failed(message.nonce, refusal.code, str(refusal)))
-        answer = self._recall_own(resume_key(message.secret))
+        key = key_behind(message.proof, self._resume_keys(), sender, self.id)
+        answer = None if key is None else self._recall_own(key)
         if answer is None:
             error = ResumeImpossible("this node remembers no such answer")
             return SendTo(sender, None, Failed(message.nonce, error.code, str(error)))

@@ -7,7 +7,7 @@ import asyncio
 import functools
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 import msgspec
 
@@ -124,9 +124,9 @@ class PipelineOrchestrator:
         """The manifest and the tokenizer of a model, as a shard has them; the caller checks them against the hash."""
         return await self._questions.fetch_tokenizer(node, weights_sha256)
 
-    async def ask_for_answer(self, nodes: Collection[bytes], secret: bytes) -> AnswerSoFar | None:
+    async def ask_for_answer(self, proofs: Mapping[bytes, bytes]) -> AnswerSoFar | None:
         """The longest account that any of them has of an answer that broke off; who does not answer soon is not waited for."""
-        return await self._questions.ask_for_answer(nodes, secret)
+        return await self._questions.ask_for_answer(proofs)
 
     def on_answer(self, sender: bytes, message: Described | TokenizerData | AnswerData | Failed, body: bytes) -> None:
         self._questions.on_answer(sender, message, body)
@@ -189,6 +189,12 @@ class PipelineOrchestrator:
         """An answer that this node heads at this moment: its reader may be gone, and nobody has noticed yet."""
         generations = (running.generation for running in self._running)
         return next((each.answer for each in generations if each.request.resume_key == resume_key), None)
+
+    @property
+    def resume_keys(self) -> list[bytes]:
+        """Of the answers that it heads at this moment."""
+        keys = (running.generation.request.resume_key for running in self._running)
+        return [key for key in keys if key]
 
     def pipeline_for(self, request: GenerationRequest, params: DistributedChatParams) -> list[Placed]:
         """The shards that a request would use. Raises ShardUnavailable with what is missing."""

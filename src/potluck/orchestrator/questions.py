@@ -1,7 +1,8 @@
 """Questions to other nodes and their answers, matched by node and number."""
 
 import asyncio
-from collections.abc import Callable, Collection
+import functools
+from collections.abc import Callable, Mapping
 
 from potluck.core.errors import BadRequest, LinkClosed
 from potluck.core.remembered import AnswerSoFar, unpacked_tokens
@@ -64,12 +65,13 @@ class Questions:
             raise BadRequest("a shard answered with something else than a tokenizer")
         return body[: answer.manifest_bytes], body[answer.manifest_bytes :]
 
-    async def ask_for_answer(self, nodes: Collection[bytes], secret: bytes) -> AnswerSoFar | None:
-        """The longest account that any of them has of an answer; who does not answer soon is not waited for."""
-        if not nodes:
+    async def ask_for_answer(self, proofs: Mapping[bytes, bytes]) -> AnswerSoFar | None:
+        """The longest account that any of them has of an answer; who does not answer soon is not waited for. A proof for each node."""
+        if not proofs:
             return None
         loop = asyncio.get_running_loop()
-        asking = [loop.create_task(self.ask(node, lambda nonce: GetAnswer(nonce, secret))) for node in nodes]
+        questions = {node: functools.partial(GetAnswer, proof=proof) for node, proof in proofs.items()}
+        asking = [loop.create_task(self.ask(node, question)) for node, question in questions.items()]
         try:
             done, _ = await asyncio.wait(asking, timeout=_RECALL_TIMEOUT_S)
         finally:

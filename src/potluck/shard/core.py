@@ -125,6 +125,10 @@ class ShardCore:
         return next(found, None)
 
     @property
+    def resume_keys(self) -> list[bytes]:
+        return [session.resume_key for session in self._sessions.values() if session.resume_key]
+
+    @property
     def is_working(self) -> bool:
         """Whether the worker owes us an answer, so that its silence means something."""
         is_owing = bool(self._batches.running) or self._residency.is_loading

@@ -11,11 +11,11 @@ import msgspec
 from msgspec import Meta
 
 from potluck.core.grammar import Grammar
-from potluck.core.remembered import SECRET_BYTES
+from potluck.core.remembered import PROOF_BYTES
 from potluck.core.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from potluck.identity.signed import Signed
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 MAX_POSITIONS = 1 << 20
 MAX_STEP_TOKENS = 4096
 MAX_HISTORY = 1 << 20
@@ -316,10 +316,10 @@ class TokenizerData(_Message, frozen=True, tag="tokenizer_data"):
 
 
 class GetAnswer(_Message, frozen=True, tag="get_answer"):
-    """Asks for the tokens of an answer that broke off, by the secret whose hash its head gave as `resume_key`."""
+    """Asks for the tokens of an answer that broke off. `proof`: that the asker knows the `resume_key` of its head's OPEN."""
 
     nonce: int
-    secret: Annotated[bytes, Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
+    proof: Annotated[bytes, Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
 
 
 class AnswerData(_Message, frozen=True, tag="answer_data"):

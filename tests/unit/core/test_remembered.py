@@ -5,6 +5,8 @@ import pytest
 from potluck.core.remembered import (
     AnswerSoFar,
     RememberedAnswers,
+    answer_proof,
+    key_behind,
     packed_tokens,
     resume_key,
     unpacked_tokens,
@@ -67,3 +69,22 @@ def test_of_two_accounts_the_longer_one_stays() -> None:
 def test_tokens_travel_as_little_endian_numbers(tokens: tuple[int, ...]) -> None:
     assert unpacked_tokens(packed_tokens(tokens)) == tokens
     assert packed_tokens(tokens) == b"".join(token.to_bytes(4, "little") for token in tokens)
+
+
+def test_a_proof_holds_for_its_key_its_asker_and_its_holder_alone() -> None:
+    asker, holder, keys = b"a" * 32, b"h" * 32, [key(1), key(2), key(3)]
+    proof = answer_proof(key(2), asker, holder)
+    assert key_behind(proof, keys, asker, holder) == key(2)
+    assert key_behind(proof, [key(1), key(3)], asker, holder) is None
+    assert key_behind(proof, keys, b"b" * 32, holder) is None  # who passes it on as its own
+    assert key_behind(proof, keys, asker, b"i" * 32) is None  # who was asked, and asks another
+    assert key_behind(proof, keys, holder, asker) is None
+    assert key_behind(bytes(32), keys, asker, holder) is None
+
+
+def test_the_keys_of_what_is_remembered_still() -> None:
+    remembered = RememberedAnswers(lifetime_s=60.0)
+    remembered.put(key(1), answer(5, 6), 0.0)
+    remembered.put(key(2), answer(5, 6), 50.0)
+    assert remembered.keys(59.0) == [key(1), key(2)]
+    assert remembered.keys(61.0) == [key(2)]

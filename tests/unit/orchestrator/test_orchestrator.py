@@ -486,11 +486,11 @@ def account(board: Switchboard, sender: bytes, nonce: int, prompt: int, *tokens:
 def test_the_longest_account_of_an_answer_counts_and_rubbish_does_not() -> None:
     async def ask() -> None:
         board = Switchboard()
-        nodes = [bytes([number]) * 32 for number in range(1, 8)]
-        asked = asyncio.ensure_future(board.orchestrator.ask_for_answer(nodes, b"s" * 16))
+        nodes = [bytes([number]) + bytes(31) for number in range(1, 8)]
+        asked = asyncio.ensure_future(board.orchestrator.ask_for_answer({node: node[::-1] for node in nodes}))
         await soon()
         sent = board.take()
-        assert [(effect.node, effect.message.secret) for effect in sent] == [(node, b"s" * 16) for node in nodes]  # type: ignore[union-attr]
+        assert [(effect.node, effect.message.proof) for effect in sent] == [(node, node[::-1]) for node in nodes]  # type: ignore[union-attr]
         nonces = [effect.message.nonce for effect in sent]  # type: ignore[union-attr]
         account(board, nodes[0], nonces[0], 2, 1, 2, 3)
         account(board, nodes[1], nonces[1], 2, 1, 2, 3, 4)
@@ -508,12 +508,12 @@ def test_who_does_not_answer_is_not_waited_for_long() -> None:
     async def ask() -> None:
         board = Switchboard()
         began_s = asyncio.get_running_loop().time()
-        asked = asyncio.ensure_future(board.orchestrator.ask_for_answer([SHARD, STRANGER], b"s" * 16))
+        asked = asyncio.ensure_future(board.orchestrator.ask_for_answer({SHARD: bytes(32), STRANGER: bytes(32)}))
         await soon()
         account(board, SHARD, board.take()[0].message.nonce, 1, 1, 2)  # type: ignore[union-attr]
         assert await asked == AnswerSoFar(1, (1, 2))
         assert asyncio.get_running_loop().time() - began_s < 2.0
-        assert await board.orchestrator.ask_for_answer([], b"s" * 16) is None
+        assert await board.orchestrator.ask_for_answer({}) is None
 
     run(ask())
 
@@ -531,6 +531,7 @@ def test_a_head_knows_the_answers_that_it_heads_and_tells_of_them_when_they_end(
             assert board.orchestrator.recall(b"k" * 32) == (
                 AnswerSoFar(len(asked.prompt), asked.prompt) if key else None
             )
+            assert board.orchestrator.resume_keys == ([key] if key else [])
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
             await frames.aclose()
