@@ -183,9 +183,10 @@ async def _serve_own(model: "RemoteModel", question: RemoteQuestion) -> "tuple[S
     if question.own_layers is None:
         return ()
     from potluck.cli.models import open_store
+    from potluck.node.machine import computing_threads
     from potluck.node.serving import ServingSettings
 
-    settings = ServingSettings(threads=question.threads or 1)
+    settings = ServingSettings(threads=question.threads or computing_threads())
     return await model.serve_own_layers(question.own_layers, open_store(), settings)
 
 

@@ -9,7 +9,9 @@ MemoryOption = Annotated[str | None, typer.Option("--memory", help="For weights 
 ListenOption = Annotated[str | None, typer.Option("--listen", help="Address for other nodes; port 0: any.")]
 ThreadsOption = Annotated[
     int | None,
-    typer.Option("--threads", "-t", min=1, help="Threads that compute. Default: one less than there are cores."),
+    typer.Option(
+        "--threads", "-t", min=1, help="Threads that compute. Default: one less than there are cores, at most 8."
+    ),
 ]
 StreamsOption = Annotated[int, typer.Option("--streams", min=1, help="Sessions at once; more are refused.")]
 NameOption = Annotated[str, typer.Option("--name", help="What others see; by default the machine's.")]

@@ -222,7 +222,7 @@ class _Session:
         steward = StewardSettings(
             name=options.name or _host_name(), is_serving=options.serves, device=device,
             memory_total_bytes=memory_total_bytes() if device is None else device.total_bytes, memory_budget_bytes=budget,
-            bytes_per_s=reading_bytes_per_s() if device is None else device.bytes_per_s,
+            bytes_per_s=reading_bytes_per_s(options.threads) if device is None else device.bytes_per_s,
             lifetime_s=advert_lifetime_s(configuration.shard_health_timeout_seconds), pinned=pinned, max_layers=options.max_layers,
             serving=ServingSettings(
                 threads=options.threads, max_concurrent_streams=options.streams, device=options.device,

@@ -27,8 +27,12 @@ class Spinner:
             self._is_turning = True
             self._loop.call_soon(self._turn)
 
+    def rest(self) -> None:
+        """What `stay_awake` was for has come; from here on it is as if touched."""
+        self.stop()
+        self.touch()
+
     def stop(self) -> None:
-        """What was waited for has come."""
         self._until_s = 0.0
 
     def _turn(self) -> None:

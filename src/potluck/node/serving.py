@@ -12,6 +12,7 @@ from potluck.core.layers import LayerRange
 from potluck.core.model_facts import ModelFacts
 from potluck.core.processors import usable_cores
 from potluck.core.tokenizer_spec import TokenizerSpec
+from potluck.node.machine import whole_cores
 from potluck.node.node import Node, ServedModel
 from potluck.node.weight_server import OfferedWeights
 from potluck.shard.server import ShardServer
@@ -177,9 +178,8 @@ def rehearsal_lead_s(device: str) -> float:
 
 def rehearsal_watch_s(device: str, threads: int) -> float:
     """A daemon that looks for a step needs a core that neither its worker nor anybody else wants."""
-    return (
-        _REHEARSAL_WATCH_S if rehearsal_lead_s(device) and usable_cores() >= max(_WATCHING_CORES, threads + 1) else 0.0
-    )
+    has_room = whole_cores() >= max(_WATCHING_CORES, threads + 1)
+    return _REHEARSAL_WATCH_S if rehearsal_lead_s(device) and has_room else 0.0
 
 
 def serve(node: Node, model: StoredModel, stage: Stage, settings: ServingSettings) -> ShardServer:

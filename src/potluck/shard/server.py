@@ -139,8 +139,7 @@ class ShardServer:
     def _on_worker_message(self, message: FromWorker, body: bytes) -> None:
         self.core.on_worker_message(message, body, time.monotonic())
         self._carry_out()
-        self._spinner.stop()
-        self._spinner.touch()
+        self._spinner.rest()
         if type(message) is BatchDone:
             if self._noting is None:
                 self._noting = self._loop.call_later(_NOTE_AFTER_S, self._note_latencies)
@@ -184,7 +183,7 @@ class ShardServer:
         if type(message) is Rehearse:
             self._watch()
         elif type(message) is RunBatch:
-            self._spinner.stop()  # what it looked for has come
+            self._spinner.rest()
             if (wait_s := self.core.rehearsals.due_in_s()) is not None:
                 self._loop.call_later(wait_s, self._rehearse, message.batch)
 

@@ -50,3 +50,14 @@ def test_it_can_be_kept_awake_once_where_it_is_not_by_touching() -> None:
     spinner.stay_awake(0.0)
     loop.turn()
     assert loop.calls == []
+
+
+def test_what_it_was_kept_awake_for_has_come_and_touching_counts_again() -> None:
+    quiet_loop, busy_loop = KeptCalls(), KeptCalls()
+    quiet, busy = Spinner(quiet_loop, 0.0), Spinner(busy_loop, 3600.0)  # type: ignore[arg-type]
+    for spinner in (quiet, busy):
+        spinner.stay_awake(3600.0)
+        spinner.rest()
+    quiet_loop.turn()
+    busy_loop.turn()
+    assert (len(quiet_loop.calls), len(busy_loop.calls)) == (0, 1)

@@ -224,8 +224,9 @@ def test_the_tokens_of_an_answer_are_given_to_members_who_have_its_secret(
         told = await guest.recall(secret, "5" * 64)
         assert told == (AnswerSoFar(1, (5, 6, 7)) if expected == "5, 6, 7" else None)
         assert await founder.recall(b"s" * 16, "5" * 64) == AnswerSoFar(1, (5, 6, 7))  # its own
-        overheard = founder._answer_so_far(bytes(32), question).message  # a proof is its asker's alone
+        overheard = founder._answer_so_far(FOUNDER.node_id, question).message  # a proof is its asker's alone
         assert isinstance(overheard, Failed)
+        assert overheard.code == "resume_impossible"
         for node in (guest, founder):
             await node.stop()
 

@@ -3,7 +3,7 @@
 import pytest
 
 from potluck.core.errors import BadRequest
-from potluck.node.machine import computing_threads
+from potluck.node.machine import computing_threads, reading_bytes_per_s
 from potluck.node.serving import (
     ServingSettings,
     parse_stage,
@@ -45,13 +45,15 @@ def test_who_stays_awake_has_cores_to_spare(
     cores: int, device: str, threads: int, rehearses: bool, watches: bool, spins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("potluck.node.serving.usable_cores", lambda: cores)
+    monkeypatch.setattr("potluck.node.serving.whole_cores", lambda: cores)
     assert (rehearsal_lead_s(device) > 0, rehearsal_watch_s(device, threads) > 0, spin_s(device) > 0) == (
         rehearses, watches, spins,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("usable", "physical", "threads"), [(1, 1, 1), (2, 2, 1), (4, 4, 3), (16, 8, 7), (2, 8, 1), (6, None, 5)]
+    ("usable", "physical", "threads"),
+    [(1, 1, 1), (2, 2, 1), (4, 4, 3), (16, 8, 7), (2, 8, 1), (6, None, 5), (64, 32, 8)],
 )
 def test_a_core_stays_for_the_owner(
     usable: int, physical: int | None, threads: int, monkeypatch: pytest.MonkeyPatch
@@ -59,3 +61,8 @@ def test_a_core_stays_for_the_owner(
     monkeypatch.setattr("potluck.node.machine.usable_cores", lambda: usable)
     monkeypatch.setattr("psutil.cpu_count", lambda logical: physical)
     assert computing_threads() == threads
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_how_fast_memory_is_read_is_a_plausible_number(threads: int) -> None:
+    assert 1e8 < reading_bytes_per_s(threads) < 1e13
