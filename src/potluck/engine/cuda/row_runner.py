@@ -124,7 +124,6 @@ class RowRunner:
         """Captures what decoding up to four spans of positions needs. No row is anybody's."""
         self._host_integers.zero_()
         self._host_integers[POSITION] = -1
-        self.claim_device()  # loads its kernel
         for bucket in BUCKETS[:-1]:
             for splits in _SPLIT_BUCKETS[:2]:
                 self._run(RowKey(bucket, splits, first, stop, takes_tokens, head, head == "none"))
