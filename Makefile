@@ -41,7 +41,7 @@ test: check .venv/system.stamp
 	$(BIN)/pytest $(BY_FILE) $(COMPUTING)
 	$(BIN)/pytest $(BY_FILE) $(REAL_PROCESSES)
 
-# A thousand nodes for an hour are simulated by one process beside all the rest: an hour or more of one core, so its priority is only a little lower.
+# A thousand nodes for an hour are simulated by one process beside all the rest: an hour and a half of one core, so its priority is only a little lower.
 test-long: .venv/system.stamp
 	$(MAKE) --jobs=2 lint kernels
 	$(MAKE) --jobs=2 long-membership long-rest
