@@ -71,5 +71,10 @@ def open_handles(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
+def is_connected_to(pid: int, port: int) -> bool:
+    """Whether a process has a TCP socket whose other end has this port, however far it is closed."""
+    return any(each.raddr and each.raddr.port == port for each in psutil.Process(pid).net_connections("tcp"))
+
+
 def resident_bytes(pid: int) -> int:
     return int(psutil.Process(pid).memory_info().rss)
