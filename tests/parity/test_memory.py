@@ -1,6 +1,7 @@
 """Resident size of a worker process: at most 1.2 × its tensors' bytes in the file + KV in use + 250 MB."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,33 @@ def test_a_worker_of_a_larger_model_stays_within_its_limit(
     large_path: Path, warm_large_folder: Path, layers: tuple[int, int]
 ) -> None:
     assert_within_limit(report_of(large_path, warm_large_folder, layers))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is given back")
+@pytest.mark.parametrize("layers", [(10, 12), (0, 30)])
+def test_of_files_only_what_is_used_stays_mapped(
+    smollm2_path: Path, warm_folder: Path, tmp_path: Path, layers: tuple[int, int]
+) -> None:
+    """A file that was read in one go lies in large pieces in the system's cache, and a touch maps all of a piece.
+
+    This is what a fresh machine has: nearly the whole model and the whole compiler, tens of megabytes more than the worker needs.
+    """
+    path = tmp_path / "model.gguf"
+    path.write_bytes(smollm2_path.read_bytes())
+    read_in_one_go(path)
+    report = report_of(path, warm_folder, layers)
+    embedding_bytes = 30 * MEGABYTE if layers[0] == 0 else 0
+    assert report["file_bytes"] <= embedding_bytes + 2 * MEGABYTE
+    assert report["compiler_bytes"] <= 4 * MEGABYTE
+
+
+def read_in_one_go(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        while file.read(4 << 20):
+            pass
 
 
 def test_weights_are_held_once(large_path: Path, warm_large_folder: Path) -> None:

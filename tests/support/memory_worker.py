@@ -34,17 +34,18 @@ def main(path: str, cache_folder: str, start: int, stop: int) -> None:
     report = {
         "before_bytes": before,
         "resident_bytes": psutil.Process().memory_info().rss,
-        "compiler_bytes": compiler_bytes(),
+        "compiler_bytes": mapped_bytes("libllvmlite"),
+        "file_bytes": mapped_bytes(path),
         "kv_bytes": engine.kv.used_bytes,
         "tensor_bytes": tensor_bytes(checkpoint, start, stop),
     }
     print(json.dumps(report))
 
 
-def compiler_bytes() -> int:
-    """Of these, LLVM's file: how much of it is mapped depends on how the system read it, and not on the model."""
+def mapped_bytes(file: str) -> int:
+    """What is resident of a file: as much as the system found handy to map, which depends on how it had read the file before."""
     maps = psutil.Process().memory_maps() if hasattr(psutil.Process, "memory_maps") else []
-    return sum(each.rss for each in maps if "libllvmlite" in each.path)
+    return sum(each.rss for each in maps if file in each.path)
 
 
 def tensor_bytes(checkpoint: object, start: int, stop: int) -> int:

@@ -121,6 +121,7 @@ class CpuEngine(ShardEngine):
         return "bitwise"
 
     def settle(self) -> None:
+        self._weights.settle()
         give_back_compiler_pages()
 
     def close(self) -> None:

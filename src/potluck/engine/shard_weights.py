@@ -74,6 +74,10 @@ class ShardWeights:
             self.output = cache.load(checkpoint, "output", [name])[name]
             self.output_norm = self._vector(checkpoint.tensors["output_norm"])
 
+    def settle(self) -> None:
+        """Of the files only rows of the embedding are read from now on; the rest is packed or copied."""
+        self._checkpoint.forget_all()
+
     def _load_layer(self, layer: int) -> LayerWeights:
         prefix = f"layers.{layer}."
         mine = {name: entry for name, entry in self._checkpoint.tensors.items() if name.startswith(prefix)}

@@ -113,6 +113,10 @@ class OpenedCheckpoint:
         entry = self.tensors[name]
         self._files[entry.file].forget(entry.offset, entry.size_bytes)
 
+    def forget_all(self) -> None:
+        for mapped in self._files.values():
+            mapped.forget(0, mapped.size_bytes)
+
     def close(self) -> None:
         for mapped in self._files.values():
             mapped.close()

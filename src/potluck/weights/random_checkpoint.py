@@ -66,6 +66,9 @@ class RandomCheckpoint:
     def forget(self, name: str) -> None:
         """There is nothing to forget."""
 
+    def forget_all(self) -> None:
+        """Nor here."""
+
     def close(self) -> None:
         pass
 
