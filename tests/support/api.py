@@ -61,16 +61,14 @@ def events_of(response: httpx.Response) -> list[tuple[str | None, Any]]:
         name, data = None, None
         for line in block.split("\n"):
             if line.startswith(":"):
-                name, data = ":", line[1:].strip()
+                events.append((":", line[1:].strip()))
             elif line.startswith("event: "):
                 name = line[7:]
-            elif line.startswith("id: "):
-                assert name != ":", line  # whoever reads on after a comment has had no event
-            else:
+            elif not line.startswith("id: "):
                 assert line.startswith("data: "), line
                 data = line[6:] if line == "data: [DONE]" else json.loads(line[6:])
         events.append((name, data))
-    return events
+    return events  # a comment is a line, and belongs to no event
 
 
 def deltas_of(response: httpx.Response) -> list[Any]:

@@ -34,6 +34,7 @@ class PreparedChoice(msgspec.Struct, frozen=True):
 class Prepared(NamedTuple):
     choices: tuple[PreparedChoice, ...]
     prompt_tokens: int
+    digest: bytes = b""  # of what was asked for
 
     def owned_by(self, client: str) -> "Prepared":
         """What shards keep of these is for the same client's next request."""
@@ -72,7 +73,7 @@ def prepare(model: OpenModel, request: InferenceRequest, default_max_tokens: int
     choices: list[PreparedChoice] = []
     for number, prompt in enumerate(prompts):
         choices += _choices(model, request, prompt, number * request.n, default_max_tokens)
-    return Prepared(tuple(choices), sum(map(len, prompts)))
+    return Prepared(tuple(choices), sum(map(len, prompts)), request.digest())
 
 
 def _choices(

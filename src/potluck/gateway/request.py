@@ -1,5 +1,6 @@
 """The one internal request that every API surface is translated to. Pure data; knows no HTTP and no surface."""
 
+import hashlib
 from typing import Any, Literal
 
 import msgspec
@@ -53,3 +54,10 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def choice_count(self) -> int:
         return self.n * (1 if self.conversation is not None else len(self.prompts))
+
+    def digest(self) -> bytes:
+        """The same for all requests that want the same, but for the seed, which may have been drawn, and the model's many names."""
+        params = msgspec.structs.replace(self.params, seed=0)
+        wanted = msgspec.structs.replace(self, params=params, model=None)
+        plain = msgspec.to_builtins(wanted, str_keys=True)
+        return hashlib.sha256(msgspec.json.encode(plain, order="deterministic")).digest()

@@ -26,7 +26,7 @@ from potluck.gateway.preparing import Prepared, prepare
 from potluck.gateway.request import InferenceRequest
 from potluck.gateway.resuming import EventNumbers, ResumableAnswer
 from potluck.gateway.running import MAX_PARALLEL_CHOICES, Run
-from potluck.gateway.surface import SSE, CollectedChoice, Surface, sse, sse_comment
+from potluck.gateway.surface import SSE, CollectedChoice, Surface, one_line, sse, sse_comment
 from potluck.orchestrator.frames import ShardFailover
 from potluck.orchestrator.generation import GenerationRequest
 
@@ -247,7 +247,7 @@ class GenerationResponse(Response):
         shown = msgspec.to_builtins(event.frame) | {"choice": event.choice}
         if self._caller.diagnostics == "events":
             return await _send_part(send, sse(shown, name))
-        return await _send_part(send, sse_comment(f"{name} {msgspec.json.encode(shown).decode()}"))
+        return await _send_part(send, sse_comment(f"{name} {one_line(shown).decode()}"))
 
     def _count(self, event: Event) -> None:
         if isinstance(event, ChoiceFinished):

@@ -30,8 +30,8 @@ from potluck.text.tokenizer import Tokenizer
 from potluck.wire.messages import Boundary
 
 LAST_EVENT_ID = "last-event-id"
-_VERSION = 1
-_WEIGHTS_BYTES = 8
+_VERSION = 2
+_WEIGHTS_BYTES, _DIGEST_BYTES = 8, 8
 _EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,1200})\.([0-9]{1,9})", re.ASCII)
 _MOST_BEFORE_TOKENS = 2  # events: the role, and the prompt where it is echoed
 _CALL_ID_ALPHABET = string.ascii_letters + string.digits
@@ -40,6 +40,7 @@ _CALL_ID_ALPHABET = string.ascii_letters + string.digits
 class Handle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What an answer depends on beside the request's body, and the secret by which shards remember it.
 
+    `request`: of the body's digest, so that nobody gets the end of one answer after the beginning of another.
     `arithmetic`: the one that all its tokens were computed by, where anybody who computes by it gets the same; 0: there is none.
     """
 
@@ -50,6 +51,7 @@ class Handle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     weights: Annotated[bytes, Meta(min_length=_WEIGHTS_BYTES, max_length=_WEIGHTS_BYTES)]
     seed: Annotated[bytes, Meta(min_length=8, max_length=8)]
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_MAX_TOKENS)]
+    request: Annotated[bytes, Meta(min_length=_DIGEST_BYTES, max_length=_DIGEST_BYTES)]
     arithmetic: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
     boundaries: Annotated[tuple[Boundary, ...], Meta(max_length=64)] = ()
 
@@ -141,6 +143,7 @@ class ResumableAnswer:
         # A new one each time: an earlier head that is still at work must not be taken for this one.
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._request: GenerationRequest | None = None
+        self._digest = b""
         self._arithmetic = 0
 
     @property
@@ -151,7 +154,12 @@ class ResumableAnswer:
         """What is to be generated. Raises ResumeImpossible where that cannot become what the client has had."""
         [choice] = prepared.choices
         choice = msgspec.structs.replace(choice, new_call_id=call_ids(self._surface.name))
+        self._digest = prepared.digest[:_DIGEST_BYTES]
         if self._resumed is not None:
+            if self._resumed.handle.request != self._digest:
+                raise ResumeImpossible(
+                    "this is not the request that the answer was begun for: send the same body again"
+                )
             choice = await _taken_up(choice, model, self._resumed)
             known = self._resumed.handle.arithmetic
             self._arithmetic = known if model.arithmetic_of(choice.request) == known else 0
@@ -168,7 +176,7 @@ class ResumableAnswer:
             arithmetic, boundaries = answer.arithmetic, answer.boundaries
         handle = Handle(
             _VERSION, self._surface.name, self._secret, self._surface.created, bytes.fromhex(request.weights_sha256)[:_WEIGHTS_BYTES],
-            request.params.seed.to_bytes(8, "little"), request.max_tokens, arithmetic, boundaries,
+            request.params.seed.to_bytes(8, "little"), request.max_tokens, self._digest, arithmetic, boundaries,
         )  # fmt: skip
         return EventNumbers(handle, self.events_had)
 

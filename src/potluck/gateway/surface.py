@@ -21,6 +21,7 @@ from potluck.gateway.request import Json
 SSE = "text/event-stream"
 NAME_BYTES = 12  # of a response's id, which shows them in hex
 NDJSON = "application/x-ndjson"
+_UNICODE_LINE_ENDS = [(end.encode(), b"\\u%04x" % ord(end)) for end in "\u0085\u2028\u2029"]  # of others JSON sees to
 
 
 class Surface(Protocol):
@@ -80,15 +81,24 @@ class CollectedChoice:
 def sse(data: Any, event: str | None = None) -> bytes:
     """One server-sent event: one line of data."""
     head = b"" if event is None else b"event: %s\n" % event.encode("ascii")
-    return b"%sdata: %s\n\n" % (head, msgspec.json.encode(data))
+    return b"%sdata: %s\n\n" % (head, one_line(data))
 
 
 def sse_comment(text: str) -> bytes:
-    return b": %s\n\n" % text.replace("\n", " ").encode()
+    """No empty line after it: OpenAI's Python client takes one for the end of an event, an empty one, once events have had ids."""
+    return b": %s\n" % text.replace("\n", " ").encode()
 
 
 def ndjson(data: Any) -> bytes:
-    return msgspec.json.encode(data) + b"\n"
+    return one_line(data) + b"\n"
+
+
+def one_line(data: Any) -> bytes:
+    """JSON that is one line for everybody: clients built on httpx also end lines where Unicode does."""
+    line = msgspec.json.encode(data)
+    for end, escaped in _UNICODE_LINE_ENDS:
+        line = line.replace(end, escaped)  # UTF-8, so these bytes are that character and nothing else
+    return line
 
 
 def potluck_usage(usage: Usage) -> Json:

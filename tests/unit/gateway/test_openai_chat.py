@@ -4,7 +4,9 @@ import asyncio
 import json
 import threading
 
+import msgspec
 import pytest
+from openai._streaming import SSEDecoder
 
 from potluck.core.errors import ShardsFull, ShardUnavailable
 from potluck.gateway.admission import AdmissionSettings
@@ -276,6 +278,39 @@ def test_silence_is_filled_with_comments() -> None:
     comments = [data for name, data in events_of(response) if name == ":"]
     assert len(comments) >= 1
     assert "".join(c["choices"][0]["delta"].get("content", "") for c in deltas_of(response)) == "Hi"
+
+
+@pytest.mark.parametrize("mode", ["events", "comments", "off"])
+def test_openais_own_decoder_sees_no_event_in_a_comment(mode: str) -> None:
+    """It keeps the last id, and then takes every empty line for the end of an event."""
+    answering = MemoryAnswering("Hi")
+    answering.model.prefill_s = 0.2
+    answering.model.frames_before = {1: [ShardFailover(("a",), ("b",), 1, 120.0, 5, "replay")]}
+    settings = ServiceSettings(keep_alive_s=0.02, status_wait_s=0.01)
+    body = {"messages": MESSAGES, "stream": True}
+    response = post(app_of(answering, settings), PATH, body, X_Potluck_Diagnostics=mode)
+    assert ": still at work" in response.text
+    events = list(SSEDecoder().iter_bytes(iter([response.content])))
+    assert events.pop().data == "[DONE]"
+    assert len(events) == 4 + (mode == "events")
+    assert all(event.json() for event in events)
+
+
+def test_no_text_ends_a_line() -> None:
+    """Clients that read lines with httpx, Ollama's and ours among them, end one wherever Unicode does."""
+    text = "a\u2028b\u2029c\u0085d\x0be\x1cf\rg\nh"
+    for path, field in ((PATH, "choices"), ("/api/chat", "message")):
+        response = post(app_of(MemoryAnswering(text)), path, {"model": "memory", "messages": MESSAGES, "stream": True})
+        lines = [
+            line.removeprefix("data: ")
+            for line in response.text.splitlines()
+            if line[:6] == "data: " or line[:1] == "{"
+        ]
+        shown = [msgspec.json.decode(line).get(field) for line in lines if line != "[DONE]"]
+        texts = [
+            each["content"] if field == "message" else each[0]["delta"].get("content", "") for each in shown if each
+        ]
+        assert "".join(texts) == text
 
 
 @pytest.mark.parametrize("is_streaming", [True, False])

@@ -23,7 +23,7 @@ from tests.support.api import MESSAGES, TOOLS, app_of, events_of, post, with_cli
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CALL = 'Well.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 CALLS = f"{CALL}\nAnd {CALL}"
-HANDLE = Handle(1, bytes(12), bytes(range(16)), 1_700_000_000, b"\xab" * 8, b"\x07" * 8, 64, 1)
+HANDLE = Handle(2, bytes(12), bytes(range(16)), 1_700_000_000, b"\xab" * 8, b"\x07" * 8, 64, b"\x05" * 8, 1)
 KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "plain": (CHAT, "Everyone brings a dish.", {}),
     "many bytes a character": (CHAT, "Grüße, 食べ物 und 🍲🥗!", {}),
@@ -48,7 +48,7 @@ def body_of(path: str, fields: dict[str, Any]) -> dict[str, Any]:
 def split(response: httpx.Response) -> list[tuple[str, str]]:
     """Each event as (id, the line of data)."""
     assert response.status_code == 200, response.text
-    blocks = [block for block in response.text.split("\n\n")[:-1] if not block.startswith(":")]
+    blocks = re.sub(r"^:.*\n", "", response.text, flags=re.MULTILINE).split("\n\n")[:-1]
     found = [re.fullmatch(r"id: (\S+)\n(data: .*)", block) for block in blocks]
     assert all(found), response.text
     return [(match.group(1), match.group(2)) for match in found if match is not None]
@@ -186,7 +186,9 @@ def test_a_handle_says_what_it_was_made_of_and_fits_into_a_header() -> None:
     assert len(rounded.text()) <= 1200
 
 
-@pytest.mark.parametrize("change", [{"version": 2}, {"secret": b"short"}, {"max_tokens": 0}, {"seed": b""}])
+@pytest.mark.parametrize(
+    "change", [{"version": 1}, {"version": 3}, {"request": b""}, {"secret": b"short"}, {"max_tokens": 0}, {"seed": b""}]
+)
 def test_a_handle_with_other_contents_is_refused(change: dict[str, Any]) -> None:
     data = msgspec.msgpack.encode(msgspec.structs.replace(HANDLE, **change))
     with pytest.raises(BadRequest):
@@ -241,6 +243,33 @@ def test_another_body_than_before_is_refused_where_somebody_remembers() -> None:
     }
     other = {**body, "messages": [{"role": "user", "content": "Something else"}]}
     assert code_of(resume(answering, CHAT, other, event_id)) == (409, "resume_impossible")
+
+
+@pytest.mark.parametrize("is_remembered", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"messages": [{"role": "user", "content": "Something else"}]}, {"temperature": 0.3}, {"stop": ["b"]}, {"max_tokens": 6},
+        {"logit_bias": {"5": -100}}, {"response_format": {"type": "json_object"}}, {"tools": TOOLS}, {"logprobs": True},
+    ],
+)  # fmt: skip
+def test_another_body_is_refused_whoever_remembers(change: dict[str, Any], is_remembered: bool) -> None:
+    """The rest of one answer after the beginning of another would be a text that no model has written."""
+    answering, body = MemoryAnswering("abc"), body_of(CHAT, {"temperature": 0.0})
+    event_id = split(post(app_of(answering), CHAT, body))[2][0]
+    tokens = answering.model.requests[0].prompt
+    if is_remembered:
+        answering.model.remembered = {
+            resume_key(read_event_id(event_id).handle.secret): AnswerSoFar(len(tokens), (*tokens, 5))
+        }
+    assert code_of(resume(answering, CHAT, {**body, **change}, event_id)) == (409, "resume_impossible")
+
+
+def test_the_same_body_in_other_words_is_the_same_body() -> None:
+    body = body_of(CHAT, {"temperature": 0.5, "stop": "zzz", "tools": TOOLS})
+    whole = split(post(app_of(MemoryAnswering("abc")), CHAT, body))
+    again = {"stop": ["zzz"], "user": "me", **dict(reversed(body.items())), "seed": 12}
+    assert len(split(resume(MemoryAnswering("abc"), CHAT, again, whole[2][0]))) == len(whole) - 3
 
 
 @pytest.mark.parametrize("token", [-1, 1 << 30])
