@@ -60,9 +60,11 @@ def read_response_format(given: Mapping[str, Any] | None) -> Grammar | None:
 
 
 def check_together(grammar: Grammar | None, held: Conversation) -> None:
-    """A format and tools exclude each other: text that is held to a schema cannot be a call."""
+    """A format and tools exclude each other: text that is held to a schema cannot be a call, nor go on from an answer's beginning."""
     if grammar is not None and held.tools and held.tool_choice != "none":
         raise UnsupportedParameter("a response format cannot be had together with tools", "response_format")
+    if grammar is not None and held.begun_answer:
+        raise UnsupportedParameter("a format cannot be had for an answer that is already begun", "messages")
 
 
 def _tool(number: int, given: object) -> Tool:
@@ -118,8 +120,11 @@ def _message(number: int, message: object) -> Json:
     for name in ("name", "tool_call_id"):
         if isinstance(message.get(name), str):
             plain[name] = message[name]
-    if message.get("tool_calls"):
-        plain["tool_calls"] = [_call(call, place) for call in _listed(message["tool_calls"], place)]
+    calls = message.get("tool_calls")
+    if not calls and message.get("function_call") is not None:
+        calls = [{"function": message["function_call"]}]  # as calls were written before there were tools
+    if calls:
+        plain["tool_calls"] = [_call(call, place) for call in _listed(calls, place)]
     elif message.get("content") is None and role != "assistant":
         raise BadRequest(f"{place} has no content", "messages")
     return plain

@@ -18,6 +18,7 @@ from potluck.gateway.surface import NDJSON, CollectedCall, CollectedChoice, ndjs
 
 SIGN_OF_LIFE = "Ollama is running"  # clients compare it
 VERSION = "0.12.0"  # of the API that is spoken; clients look at it to learn what they may send
+_NO_SEED = -1  # Ollama's word for one that is drawn
 _DEFAULTS = {"top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1}
 _OPTIONS = ("temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty")
 _REFUSED_OPTIONS: dict[str, tuple[object, ...]] = {
@@ -94,10 +95,12 @@ def _request(
     refuse(body.options, _REFUSED_OPTIONS)
     options = converted({k: v for k, v in body.options.items() if v is not None}, Options)
     values = {name: value for name in _OPTIONS if (value := getattr(options, name)) is not None}
+    if options.seed == _NO_SEED:
+        del values["seed"]
     params = sampling_params(
         values | {"repetition_penalty": options.repeat_penalty}, temperature=0.8, defaults=_DEFAULTS
     )
-    limit = None if options.num_predict < 0 else checked_limit(options.num_predict, "num_predict")
+    limit = None if options.num_predict <= 0 else checked_limit(options.num_predict, "num_predict")
     held, grammar = None if conversation_of is None else conversation(*conversation_of), _grammar(body.format)
     if held is not None:
         check_together(grammar, held)

@@ -50,6 +50,7 @@ class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
     text: dict[str, Any] = {}
     reasoning: dict[str, Any] = {}
     include: list[str] = []
+    metadata: dict[str, Any] = {}
 
 
 def read_responses(data: bytes, created: int) -> tuple[InferenceRequest, "ResponsesSurface"]:
@@ -253,7 +254,7 @@ class ResponsesSurface:
         return {
             "id": self.request_id, "object": "response", "created_at": self._created, "status": status, "model": self.model,
             "output": [] if status == "in_progress" else [item.shown(item.status) for item in self._items],
-            "error": None, "incomplete_details": cut, "instructions": body.instructions, "metadata": {},
+            "error": None, "incomplete_details": cut, "instructions": body.instructions, "metadata": body.metadata,
             "parallel_tool_calls": body.parallel_tool_calls, "temperature": body.temperature, "top_p": body.top_p,
             "tool_choice": body.tool_choice or "auto", "tools": body.tools, "max_output_tokens": body.max_output_tokens,
             "previous_response_id": None, "store": False, "truncation": "disabled",

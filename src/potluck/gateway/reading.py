@@ -2,6 +2,7 @@
 
 import re
 import secrets
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -89,6 +90,8 @@ def sampling_params(
     named = {name: value for name, value in given.items() if value is not None}
     values: dict[str, Any] = {"temperature": temperature, **(defaults or {}), **named}
     values["top_k"] = max(0, values.get("top_k", 0))  # -1 is how some clients say "off"
+    if values.get("top_p") == 0:
+        values["top_p"] = sys.float_info.min  # the least that is anything: the likeliest token alone
     values["logit_bias"] = _logit_bias(values.get("logit_bias", {}))
     values["seed"] = secrets.randbits(64) if "seed" not in named else named["seed"] & ((1 << 64) - 1)
     return SamplingParams(**values, logprobs=logprobs).check()

@@ -11,9 +11,14 @@ from potluck.core.tokenizer_spec import TokenizerSpec
 from potluck.gateway.answering import OpenModel
 from potluck.gateway.conversations import conversation
 from potluck.gateway.preparing import encode_conversation
-from potluck.gateway.reading import read_body
+from potluck.gateway.reading import read_body, refuse
 from potluck.gateway.request import Json
 from potluck.gateway.responding import Service, beside_the_loop
+
+_REFUSED: dict[str, tuple[object, ...]] = {
+    "add_generation_prompt": (True,), "continue_final_message": (False,), "chat_template": (), "chat_template_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+}  # fmt: skip
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +63,8 @@ def add_tokenizer_routes(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize", openapi_extra=described_body(TokenizeBody))
     async def tokenize(request: Request) -> Response:
         data = await request.body()
-        body, _ = await beside_the_loop(len(data), read_body, data, TokenizeBody)
+        body, raw = await beside_the_loop(len(data), read_body, data, TokenizeBody)
+        refuse(raw, _REFUSED)
         model = await service.answering.open(body.model)
         tokens = await beside_the_loop(len(data), _tokens_of, model, body)
         strings = [model.tokenizer.spec.tokens[token] for token in tokens] if body.return_token_strs else None

@@ -2,10 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 
+from potluck.engine.sampling import choose
 from potluck.gateway.anthropic_messages import read_messages
 from potluck.gateway.events import Usage
+from potluck.gateway.openai_chat import read_chat
 from potluck.gateway.surface import CollectedChoice
 from potluck.orchestrator.frames import PipelineAborted
 from potluck.testing.memory_answering import MemoryAnswering
@@ -382,6 +385,8 @@ def test_sampling_fields_of_wrong_types_are_refused_wherever_they_come(path: str
         ("/api/chat", {"messages": MESSAGES, "options": {"temperature": "x"}}, "temperature: Expected"),
         ("/v1/completions", {"prompt": "x", "logprobs": -1}, "logprobs must be from 0 to 20"),
         ("/v1/messages", {"messages": MESSAGES}, "max_tokens is missing"),
+        ("/tokenize", {"messages": MESSAGES, "add_generation_prompt": False}, "add_generation_prompt"),
+        ("/tokenize", {"messages": MESSAGES, "chat_template": "x"}, "chat_template"),
     ],
 )
 def test_what_would_be_lost_in_silence_is_refused_by_name(path: str, fields: dict, complaint: str) -> None:
@@ -404,3 +409,53 @@ def test_a_response_that_was_cut_short_says_so_of_its_last_item_too() -> None:
     assert events[-2][1]["item"]["status"] == events[-1][1]["response"]["output"][0]["status"] == "incomplete"
     whole = respond(MemoryAnswering("Hello"), max_output_tokens=2).json()
     assert (whole["status"], whole["output"][0]["status"]) == ("incomplete", "incomplete")
+
+
+def sampled(path: str, body: dict[str, object]):
+    """The generation that comes of it."""
+    answering = MemoryAnswering("Hi")
+    response = post(app_of(answering), path, {"model": "memory", "messages": MESSAGES, "stream": False, **body})
+    assert response.status_code == 200, response.text
+    [request] = answering.model.requests
+    return request
+
+
+def test_ollamas_words_for_no_limit_and_no_seed() -> None:
+    asked = [sampled("/api/chat", {"options": {"seed": -1, "num_predict": limit}}) for limit in (0, -1, -2)]
+    assert len({request.params.seed for request in asked}) == 3
+    assert len({request.max_tokens for request in asked}) == 1
+    assert sampled("/api/chat", {"options": {"seed": 7, "num_predict": 3}}).params.seed == 7
+
+
+def test_a_top_p_of_zero_leaves_the_likeliest_token() -> None:
+    params = sampled("/v1/chat/completions", {"top_p": 0, "temperature": 1}).params
+    assert choose(np.array([1.0, 1.5, 1.4], np.float32), params).token == 1
+
+
+def test_a_function_call_of_old_is_a_tool_call() -> None:
+    call = {"name": "weather", "arguments": '{"city": "Oslo"}'}
+    [old, new] = [
+        read_chat(json.dumps({"messages": [*MESSAGES, {"role": "assistant", "content": None, **fields}]}).encode(), 1)[
+            0
+        ]
+        for fields in ({"function_call": call}, {"tool_calls": [{"type": "function", "function": call}]})
+    ]
+    assert old.conversation == new.conversation
+    assert old.conversation.messages[-1]["tool_calls"][0]["function"] == call
+    refused = post(
+        app_of(MemoryAnswering()), "/v1/chat/completions", {"messages": [{"role": "assistant", "function_call": "x"}]}
+    )
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
+
+
+def test_a_format_for_an_answer_that_is_begun_is_refused() -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": '{"a":'}]
+    form = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    body = {"model": "memory", "max_tokens": 9, "messages": messages, "output_config": form}
+    refused = post(app_of(MemoryAnswering()), "/v1/messages", body)
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_a_response_gives_back_what_it_was_labelled_with() -> None:
+    body = {"model": "memory", "input": "Hi", "metadata": {"k": "v"}}
+    assert post(app_of(MemoryAnswering("Hi")), "/v1/responses", body).json()["metadata"] == {"k": "v"}
