@@ -70,7 +70,7 @@ async def run_swarm_node(options: SwarmOptions, invite: "Invite | None" = None) 
             keeper = await _redeem(key, invite)
         else:
             keeper = _own_swarm(key, store, options)
-        await _Session(options, key, keeper, store, began_s).run()
+        await _Session(options, key, keeper, store, began_s, is_newcomer=invite is not None).run()
 
 
 def _own_swarm(key: "NodeKey", store: "ModelStore", options: SwarmOptions) -> "SwarmKeeper":
@@ -161,11 +161,13 @@ class _Session:
     """One run of the node, from its start to Ctrl-C or `potluck leave`."""
 
     def __init__(
-        self, options: SwarmOptions, key: "NodeKey", keeper: "SwarmKeeper", store: "ModelStore", began_s: float
-    ) -> None:
+        self, options: SwarmOptions, key: "NodeKey", keeper: "SwarmKeeper", store: "ModelStore", began_s: float, *,
+        is_newcomer: bool = False,
+    ) -> None:  # fmt: skip
+        """`is_newcomer`: what the swarm serves has not been heard yet."""
         self._options, self._key, self._keeper, self._store, self._began_s = options, key, keeper, store, began_s
         self._stopped = asyncio.Event()
-        self._has_served = False
+        self._is_newcomer, self._has_served = is_newcomer, False
 
     async def run(self) -> None:
         from potluck.node.spans import start_spans
@@ -307,7 +309,7 @@ class _Session:
             notice(f"page {gateway.url}/   OpenAI API {gateway.url}/v1")
             for url in _urls_elsewhere(gateway, addresses):
                 notice(f"from other machines, with the key: {url}/")
-        if not roster.models():
+        if not roster.models() and not self._is_newcomer:
             notice(
                 "this swarm serves no model yet; type: potluck up --model NAME (`potluck models` lists what is here)"
             )

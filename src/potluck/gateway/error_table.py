@@ -53,6 +53,7 @@ _ROWS = (
     Row("weights_mismatch", 503, _SERVER, "The nodes on offer hold other weights under that name.", 10),
     Row("experimental_disabled", 503, _SERVER, "The node was told not to take part (policy.research.enable=false).", 60),
     Row("shard_unavailable", 503, _BUSY, "No shard covers some layers, or all that do are full.", 2),
+    Row("node_stopping", 503, _BUSY, "The node that was asked is being ended. Any other member can go on with the answer.", 2),
     Row("kv_budget_exceeded", 503, _BUSY, "The shards have no memory left for so long a context now.", 5),
     Row("overloaded", 503, _BUSY, "A turn did not come in time, or memory for requests is used up.", 2),
     Row("link_error", 503, _SERVER, "The way to a node is broken.", 2),

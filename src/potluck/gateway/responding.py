@@ -67,6 +67,7 @@ class Service:
         self.answering, self.settings = answering, settings
         self.gate = Gate(settings.admission)
         self.figures = Figures(self.gate.admission)
+        self.is_closing = False  # answers that run now are cancelled soon, and their readers told why
 
     def now_s(self) -> float:
         return asyncio.get_running_loop().time()
@@ -136,6 +137,9 @@ class GenerationResponse(Response):
             await unless_disconnected(receive, self._answer(self._patiently(send)))
         except ReaderStalled:
             _log.warning("a client stopped reading; its answer is ended")
+        except asyncio.CancelledError:
+            if not self._service.is_closing:  # otherwise all is said, and the server waits for this to end
+                raise
 
     def _patiently(self, send: Send) -> Send:
         async def send_in_time(message: Message) -> None:
@@ -160,6 +164,10 @@ class GenerationResponse(Response):
                     await self._whole(run, prepared, send)
         except ReaderStalled:
             raise
+        except asyncio.CancelledError:
+            if not self._service.is_closing:
+                raise
+            await self._fail(GenerationAborted("node_stopping", "the node that was asked is being ended"), send)
         except Exception as error:
             if not isinstance(error, PotluckError):
                 _log.exception("a request failed inside")

@@ -82,6 +82,12 @@ class _Server(uvicorn.Server):
         yield
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """What runs when the server stops is cancelled, answers and the page's endless stream: no fault of anybody's."""
+    is_cancelled = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
+    return not is_cancelled and not str(record.msg).startswith("Cancel %s running task")
+
+
 class GatewayServer:
     """`start` it inside a running loop, `stop` it before the loop ends. `new_key`: made now, to be shown once."""
 
@@ -127,6 +133,7 @@ class GatewayServer:
         )  # fmt: skip
         # It says of every rubbish that a scanner sends that it was rubbish, and whoever likes could fill a disk with it.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        logging.getLogger("uvicorn.error").addFilter(_is_news)
         self._server = _Server(config)
         self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[bound]))
         while not self._server.started:
@@ -139,6 +146,7 @@ class GatewayServer:
     async def stop(self) -> None:
         if self._server is None or self._serving is None:
             return
+        self.service.is_closing = True
         self._server.should_exit = True
         await asyncio.gather(self._serving, return_exceptions=True)
         # Requests that did not end in time have been cancelled by now; their generations are ended when these are done.
