@@ -34,7 +34,7 @@ KEYS = (
     Key("fallback_to_local", "Whether this machine's own copy of a layer may step in.", _ALL),
     Key(
         "activation_dtype",
-        "What travels between shards: `fp32`, `fp16`, `int8`; `auto`: `fp32`, but `fp16` in a swarm over 20 ms of round trip.",
+        "What travels between shards: `fp32`, `fp16`, `int8`; `auto`: `fp32`. With the others the text depends on the cuts too.",
         _ALL,
     ),
     Key("allow_self_as_shard", "Whether the asking machine's own shards count as any other's; else they come last.", _HEADS),

@@ -1,6 +1,5 @@
 """Which shards a request uses: candidates by its rules, the pipeline of an earlier turn, replacements, stand-ins."""
 
-import itertools
 import time
 from collections.abc import Sequence
 from typing import Literal
@@ -18,8 +17,6 @@ from potluck.planner.costs import Links
 from potluck.planner.cover import Candidate, Placed, check_tiling, cover_around
 from potluck.planner.route import RouteRules, are_held, between_own, standby
 from potluck.wire.messages import Boundary, Codec
-
-_SLOW_HOP_S = 0.01  # one way: no LAN, so bytes are dear there
 
 
 class Choosing:
@@ -129,18 +126,10 @@ class Choosing:
 
 
 def rounded(
-    request: GenerationRequest, pipeline: Sequence[Placed], dtype: Codec | Literal["auto"], links: Links | None
+    request: GenerationRequest, pipeline: Sequence[Placed], dtype: Codec | Literal["auto"]
 ) -> GenerationRequest:
-    """With a boundary wherever activations go over to another stage and are rounded there. `auto` does so on slow links only."""
-    if request.boundaries or request.has_fixed_boundaries:
+    """With a boundary wherever activations go over to another stage and are rounded there. `auto` rounds nowhere (ADR 13)."""
+    if request.boundaries or request.has_fixed_boundaries or dtype == "auto" or dtype == "fp32":
         return request
-    edges = [(after.stage.start, _codec(before, after, dtype, links)) for before, after in itertools.pairwise(pipeline)]
-    lossy = tuple(Boundary(layer, codec) for layer, codec in edges if codec != "fp32")
-    return msgspec.structs.replace(request, boundaries=lossy)
-
-
-def _codec(before: Placed, after: Placed, dtype: Codec | Literal["auto"], links: Links | None) -> Codec:
-    if dtype != "auto":
-        return dtype
-    is_slow = links is not None and links.hop_s(before.node, after.node, 0) >= _SLOW_HOP_S
-    return "fp16" if is_slow else "fp32"
+    boundaries = tuple(Boundary(placed.stage.start, dtype) for placed in pipeline[1:])
+    return msgspec.structs.replace(request, boundaries=boundaries)

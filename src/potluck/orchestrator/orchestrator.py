@@ -205,7 +205,7 @@ class PipelineOrchestrator:
         resumption = choosing.resumption(request, params)
         if resumption is None:
             pipeline: Sequence[Placed] = choosing.pipeline_for(request, params)
-            request = rounded(request, pipeline, params.activation_dtype, choosing.measured_links)
+            request = rounded(request, pipeline, params.activation_dtype)
         else:
             pipeline = resumption.kept.stages
             request = msgspec.structs.replace(request, boundaries=resumption.kept.boundaries)
