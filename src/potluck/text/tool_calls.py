@@ -277,10 +277,10 @@ def as_call(value: object, names: Collection[str]) -> tuple[str, str] | None:
     nested = value.get("function")
     value = nested if isinstance(nested, dict) else value
     name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
-    if name not in names or not isinstance(arguments, dict | str):
+    if not isinstance(name, str) or name not in names or not isinstance(arguments, dict | str):
         return None
     text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-    return str(name), text
+    return name, text
 
 
 def _append_text(pieces: list[Piece], text: str) -> None:

@@ -50,6 +50,7 @@ CASES = {
         "", "<tool_call>", "<tool_call>\n", "The tag <tool_call> is a function called `<tool_call>`.", "<tool_call>\n</tool_call>",
         "[TOOL_CALLS] is a Python list", "[TOOL_CALLS] [see docs]", "[TOOL_CALLS][", "<tool_call></tool_", "<|python_tag|> print(1)",
         '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>', '[TOOL_CALLS] [{"name": "unknown", "arguments": {}}]',
+        '{"name": ["weather"], "arguments": {}}', '{"name": {}, "arguments": {}}',
         '<tool_call> {"name": "wea', '\n {"name": "unknown", "arguments": {}}',
     )},
     LLAMA + " [see] more": ("[see] more", [("weather", {"city": "Oslo"})]),
@@ -85,7 +86,7 @@ def cut(text: str, lengths: list[int]) -> list[str]:
 WORDS = [
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<tool", "_call>", "[TOOL", "<", "[", "]", "{", "}", ",", ";",
     " ", "\n", "\t", "see", "docs", '"', "\\", '{"name": "other", "arguments": {"a": 1}}', '{"name": "other", "param', '": {}}',
-    '{"a": [1]}', '{"name": "weather"}', '{"arguments": {}, "name": "other"}',
+    '{"a": [1]}', '{"name": ["weather"], "arguments": {}}', '{"name": "weather"}', '{"arguments": {}, "name": "other"}',
 ]  # fmt: skip
 CALLS = ['{"name": "weather", "arguments": {"a": 1}}', '{"parameters": {}, "name": "add"}']
 CUTS = st.lists(st.integers(0, 12), max_size=60)
