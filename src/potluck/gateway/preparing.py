@@ -163,16 +163,22 @@ def _tool_grammar(conversation: Conversation | None) -> Grammar | None:
     if conversation is None or conversation.tool_choice not in ("named", "required"):
         return None
     single = _forced_tool(conversation)
-    schema: Json = (
-        _parameters(single) if single is not None else {"anyOf": [_call_schema(t) for t in conversation.tools]}
-    )
+    if single is not None:
+        schema = _parameters(single)
+    else:
+        schema = {"anyOf": [_call_schema(number, tool) for number, tool in enumerate(conversation.tools)]}
     return Grammar("json_schema", msgspec.json.encode(schema).decode())
 
 
-def _call_schema(tool: Tool) -> Json:
+def _call_schema(number: int, tool: Tool) -> Json:
+    """The parameters are a document of their own in it, so that `#` in their references goes on meaning them.
+
+    Without their `$schema`: before 2019 `$id` had another name, or none beside a `$ref`.
+    """
+    parameters = {key: value for key, value in _parameters(tool).items() if key != "$schema"}
     return {
         "type": "object",
-        "properties": {"name": {"const": tool.name}, "arguments": _parameters(tool)},
+        "properties": {"name": {"const": tool.name}, "arguments": parameters | {"$id": f"tool://{number}/"}},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
