@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from potluck.gateway.events import (
     ChoiceFinished,
     Event,
@@ -33,7 +35,9 @@ def new_call_id() -> str:
 
 
 class CallReader(Protocol):
-    """Text in; text and calls out."""
+    """Text in; text and calls out. After `finish`: the first call whose arguments came to no end, if there is one."""
+
+    unfinished_call: int | None
 
     def push(self, text: str) -> list[Piece]: ...
     def finish(self) -> list[Piece]: ...
@@ -43,13 +47,20 @@ class NamedCallReader:
     """The whole answer is the arguments of one tool: a grammar has made sure of that."""
 
     def __init__(self, name: str) -> None:
+        self.unfinished_call: int | None = None
         self._begun: list[Piece] = [CallStarted(0, name)]
+        self._arguments: list[str] = []
 
     def push(self, text: str) -> list[Piece]:
         begun, self._begun = self._begun, []
+        self._arguments.append(text)
         return [*begun, CallArguments(0, text)] if text else begun
 
     def finish(self) -> list[Piece]:
+        try:
+            msgspec.json.decode("".join(self._arguments))
+        except (msgspec.DecodeError, RecursionError):
+            self.unfinished_call = 0
         return self.push("")
 
 
@@ -108,9 +119,14 @@ class ChoiceStream:
             events += self._events(self._settings.calls.finish(), ())
         events += self._last_logprobs()
         shown: FinishReason = "stop" if self.is_stopped else reason
-        if self.call_count and shown == "stop":
+        if shown == "stop" and self._has_calls_to_run():
             shown = "tool_calls"
         return [*events, ChoiceFinished(self.choice, shown, self._stop)]
+
+    def _has_calls_to_run(self) -> bool:
+        """Not where one of those shown was cut short, by a stop string inside it for instance: half a call must not be run."""
+        cut_short = None if self._settings.calls is None else self._settings.calls.unfinished_call
+        return self.call_count > 0 and (cut_short is None or cut_short >= self.call_count)
 
     def _text_of(self, token: int) -> str:
         if self._settings.calls is not None and self._tokenizer.is_special(token):

@@ -51,6 +51,7 @@ class ToolCallParser:
 
     def __init__(self, names: Collection[str]) -> None:
         self.call_count = 0
+        self.unfinished_call: int | None = None  # known after `finish`: the first whose arguments came to no end
         self._names = frozenset(names)
         self._state = _State.START
         self._pending = ""
@@ -73,7 +74,9 @@ class ToolCallParser:
         if self._object is None:
             is_half_closed = self._state is _State.CALLED and self._is_hermes
             _append_text(pieces, "" if is_half_closed else self._marker + self._skipped + self._pending)
-        elif not self._object.is_told:
+        elif self._object.is_told:
+            self._note_unfinished(self._object)
+        else:
             _append_text(pieces, self._marker + self._skipped + self._object.raw)
         self._pending = self._marker = self._skipped = ""
         self._object, self._state = None, _State.TEXT
@@ -167,6 +170,7 @@ class ToolCallParser:
         if not reader.is_complete:
             return False
         if reader.is_told:
+            self._note_unfinished(reader)
             self.call_count += 1
             self._state = _State.CALLED
         else:
@@ -174,6 +178,10 @@ class ToolCallParser:
             self._state = _State.TEXT
         self._marker, self._skipped, self._object = "", "", None
         return True
+
+    def _note_unfinished(self, reader: "_ObjectReader") -> None:
+        if self.unfinished_call is None and not reader.has_all_arguments:
+            self.unfinished_call = self.call_count
 
 
 class _ObjectReader:
@@ -186,6 +194,11 @@ class _ObjectReader:
         self._outer = _Balance()
         self._arguments: _Balance | None = None
         self._sought = False
+
+    @property
+    def has_all_arguments(self) -> bool:
+        """Of an object that was told: at once, or as far as they have come."""
+        return self._arguments is None or self._arguments.is_closed
 
     def push(self, text: str, pieces: list[Piece]) -> str:
         """Takes what belongs to the object; returns the rest."""
