@@ -83,7 +83,9 @@ def _choices(
     generation = _generation(model, request, prompt, default_max_tokens)
     echoed = model.tokenizer.decode(prompt) if request.echoes_prompt else ""
     return [
-        PreparedChoice(first + n, msgspec.structs.replace(generation, choice=n), _choice_settings(request), echoed)
+        PreparedChoice(
+            first + n, msgspec.structs.replace(generation, choice=n), _choice_settings(request, len(echoed)), echoed
+        )
         for n in range(request.n)
     ]
 
@@ -132,7 +134,7 @@ def _tokens_of(model: OpenModel, prompt: str | tuple[int, ...]) -> list[int]:
     return list(prompt)
 
 
-def _choice_settings(request: InferenceRequest) -> ChoiceSettings:
+def _choice_settings(request: InferenceRequest, echoed_length: int) -> ChoiceSettings:
     conversation = request.conversation
     return ChoiceSettings(
         stops=request.stops,
@@ -140,6 +142,7 @@ def _choice_settings(request: InferenceRequest) -> ChoiceSettings:
         wants_logprobs=request.wants_logprobs,
         continues_text=conversation is None,
         first_only=conversation is not None and not conversation.allows_parallel_calls,
+        echoed_length=echoed_length,
     )
 
 
