@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from potluck.gateway.events import (
     ChoiceFinished,
     Event,
@@ -33,7 +35,9 @@ def new_call_id() -> str:
 
 
 class CallReader(Protocol):
-    """Text in; text and calls out."""
+    """Text in; text and calls out. After `finish`: the first call whose arguments came to no end, if there is one."""
+
+    unfinished_call: int | None
 
     def push(self, text: str) -> list[Piece]: ...
     def finish(self) -> list[Piece]: ...
@@ -43,13 +47,20 @@ class NamedCallReader:
     """The whole answer is the arguments of one tool: a grammar has made sure of that."""
 
     def __init__(self, name: str) -> None:
+        self.unfinished_call: int | None = None
         self._begun: list[Piece] = [CallStarted(0, name)]
+        self._arguments: list[str] = []
 
     def push(self, text: str) -> list[Piece]:
         begun, self._begun = self._begun, []
+        self._arguments.append(text)
         return [*begun, CallArguments(0, text)] if text else begun
 
     def finish(self) -> list[Piece]:
+        try:
+            msgspec.json.decode("".join(self._arguments))
+        except (msgspec.DecodeError, RecursionError):
+            self.unfinished_call = 0
         return self.push("")
 
 
@@ -59,13 +70,7 @@ class ChoiceSettings(NamedTuple):
     wants_logprobs: bool = False
     continues_text: bool = False
     first_only: bool = False  # at most one tool call
-
-
-class _Told(NamedTuple):
-    """A token whose logprobs wait for its text: where that began."""
-
-    start: int
-    logprobs: TokenLogprobs
+    echoed_length: int = 0  # characters of the prompt that are shown before the answer
 
 
 class ChoiceStream:
@@ -80,8 +85,9 @@ class ChoiceStream:
         self._detokenizer = StreamingDetokenizer(tokenizer, continues_text=settings.continues_text)
         self._matcher = StopMatcher(settings.stops)
         self._stop: str | None = None
-        self._made = self._shown = 0  # characters that tokens have made, and that were handed out
-        self._waiting: deque[_Told] = deque()
+        # Characters of the choice's text that there are, and that were handed out.
+        self._made = self._shown = settings.echoed_length
+        self._waiting: deque[TokenLogprobs] = deque()  # of tokens whose text was not handed out yet
 
     @property
     def is_holding_logprobs(self) -> bool:
@@ -89,9 +95,9 @@ class ChoiceStream:
 
     def push(self, frame: TokenDelta) -> list[Event]:
         self.token_count += 1
-        text = self._text_of(frame.token)
         if self._settings.wants_logprobs and frame.token not in self._tokenizer.eos_ids:
-            self._waiting.append(_Told(self._made, self._logprobs(frame)))
+            self._waiting.append(self._logprobs(frame))
+        text = self._text_of(frame.token)
         self._made += len(text)
         check = self._matcher.push(text)
         if check.stop is not None:
@@ -108,9 +114,14 @@ class ChoiceStream:
             events += self._events(self._settings.calls.finish(), ())
         events += self._last_logprobs()
         shown: FinishReason = "stop" if self.is_stopped else reason
-        if self.call_count and shown == "stop":
+        if shown == "stop" and self._has_calls_to_run():
             shown = "tool_calls"
         return [*events, ChoiceFinished(self.choice, shown, self._stop)]
+
+    def _has_calls_to_run(self) -> bool:
+        """Not where one of those shown was cut short, by a stop string inside it for instance: half a call must not be run."""
+        cut_short = None if self._settings.calls is None else self._settings.calls.unfinished_call
+        return self.call_count > 0 and (cut_short is None or cut_short >= self.call_count)
 
     def _text_of(self, token: int) -> str:
         if self._settings.calls is not None and self._tokenizer.is_special(token):
@@ -144,19 +155,22 @@ class ChoiceStream:
         """Of the tokens whose text has begun to be handed out."""
         due = []
         while self._waiting and self._waiting[0].start < self._shown:
-            due.append(self._waiting.popleft().logprobs)
+            due.append(self._waiting.popleft())
         return tuple(due)
 
     def _last_logprobs(self) -> list[Event]:
         """Of tokens that make no text; not of those that a stop string has cut off."""
         limit = self._shown if self.is_stopped else self._made + 1
-        rest = tuple(told.logprobs for told in self._waiting if told.start < limit)
+        rest = tuple(told for told in self._waiting if told.start < limit)
         self._waiting.clear()
         return [TextDelta(self.choice, "", rest)] if rest else []
 
     def _logprobs(self, frame: TokenDelta) -> TokenLogprobs:
+        """Of the token that is to come next."""
         chosen = shown_token(self._tokenizer, frame.token, frame.logprob or 0.0)
-        return TokenLogprobs(chosen, tuple(shown_token(self._tokenizer, token, value) for token, value in frame.top))
+        start = self._made + self._detokenizer.characters_before(frame.token)
+        top = tuple(shown_token(self._tokenizer, token, value) for token, value in frame.top)
+        return TokenLogprobs(chosen, start, top)
 
 
 def shown_token(tokenizer: Tokenizer, token: int, logprob: float) -> ShownToken:

@@ -20,7 +20,10 @@ class ShownToken(msgspec.Struct, frozen=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
+    """`start`: in the choice's text, the place of the first character that the token has a part in."""
+
     chosen: ShownToken
+    start: int
     top: tuple[ShownToken, ...] = ()
 
 

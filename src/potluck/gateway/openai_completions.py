@@ -95,7 +95,6 @@ class CompletionSurface:
         self._includes_usage = includes_usage
         self.model = model
         self.answer_as(secrets.token_bytes(NAME_BYTES), created)
-        self._offsets: dict[int, int] = {}
 
     def answer_as(self, name: bytes, created: int) -> None:
         self.name, self.created = name, created
@@ -106,11 +105,9 @@ class CompletionSurface:
 
     def event(self, event: Event) -> bytes:
         if isinstance(event, TextDelta):
-            offset = self._offsets.get(event.choice, 0)
-            self._offsets[event.choice] = offset + len(event.text)
-            return sse(self._envelope([_choice(event.choice, event.text, event.logprobs, offset, None)]))
+            return sse(self._envelope([_choice(event.choice, event.text, event.logprobs, None)]))
         if isinstance(event, ChoiceFinished):
-            return sse(self._envelope([_choice(event.choice, "", (), 0, event.reason)]))
+            return sse(self._envelope([_choice(event.choice, "", (), event.reason)]))
         if isinstance(event, PromptShown):
             raise UnsupportedParameter("echo with logprobs cannot be streamed", "stream")
         return b""
@@ -127,8 +124,7 @@ class CompletionSurface:
 
     def body(self, choices: list[CollectedChoice], usage: Usage) -> Json:
         shown = [
-            _choice(choice.index, choice.text, (*choice.prompt, *choice.logprobs), 0, choice.reason)
-            for choice in choices
+            _choice(choice.index, choice.text, (*choice.prompt, *choice.logprobs), choice.reason) for choice in choices
         ]
         return self._envelope(shown) | {"usage": openai_usage(usage)}
 
@@ -141,17 +137,13 @@ class CompletionSurface:
         }  # fmt: skip
 
 
-def _choice(index: int, text: str, logprobs: tuple[TokenLogprobs, ...], offset: int, reason: str | None) -> Json:
-    shown = _logprobs(logprobs, offset) if logprobs else None
+def _choice(index: int, text: str, logprobs: tuple[TokenLogprobs, ...], reason: str | None) -> Json:
+    shown = _logprobs(logprobs) if logprobs else None
     return {"index": index, "text": text, "logprobs": shown, "finish_reason": reason}
 
 
-def _logprobs(each: tuple[TokenLogprobs, ...], offset: int) -> Json:
+def _logprobs(each: tuple[TokenLogprobs, ...]) -> Json:
     """Four lists side by side. The first token of a prompt has no logprob: null, as in OpenAI's own."""
-    offsets = []
-    for logprobs in each:
-        offsets.append(offset)
-        offset += len(logprobs.chosen.text)
     values = [None if math.isnan(one.chosen.logprob) else one.chosen.logprob for one in each]
     tops: list[Json | None] = [
         None if value is None else _top(logprobs) for value, logprobs in zip(values, each, strict=True)
@@ -160,7 +152,7 @@ def _logprobs(each: tuple[TokenLogprobs, ...], offset: int) -> Json:
         "tokens": [logprobs.chosen.text for logprobs in each],
         "token_logprobs": values,
         "top_logprobs": tops,
-        "text_offset": offsets,
+        "text_offset": [logprobs.start for logprobs in each],
     }
 
 

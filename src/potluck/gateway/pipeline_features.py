@@ -10,6 +10,7 @@ from potluck.gateway.choice import shown_token
 from potluck.gateway.events import TokenLogprobs
 from potluck.orchestrator.frames import PromptLogprobs
 from potluck.orchestrator.generation import GenerationRequest
+from potluck.text.detokenizer import StreamingDetokenizer
 from potluck.text.tokenizer import Tokenizer
 
 
@@ -31,8 +32,19 @@ def prompt_logprobs_of(
     """What a frame tells about the prompt; None for every other frame. The first token has none: NaN stands for it."""
     if not isinstance(frame, PromptLogprobs):
         return None
-    told = [TokenLogprobs(shown_token(tokenizer, prompt[0], math.nan))]
-    for one in frame.positions:
+    starts = _starts((prompt[0], *(one.token for one in frame.positions)), tokenizer)
+    told = [TokenLogprobs(shown_token(tokenizer, prompt[0], math.nan), starts[0])]
+    for one, start in zip(frame.positions, starts[1:], strict=True):
         top = tuple(shown_token(tokenizer, token, value) for token, value in one.top)
-        told.append(TokenLogprobs(shown_token(tokenizer, one.token, one.logprob), top))
+        told.append(TokenLogprobs(shown_token(tokenizer, one.token, one.logprob), start, top))
     return tuple(told)
+
+
+def _starts(tokens: tuple[int, ...], tokenizer: Tokenizer) -> list[int]:
+    """In the text of the prompt, the place of the first character that each token has a part in."""
+    detokenizer = StreamingDetokenizer(tokenizer, skip_special=False)
+    starts, made = [], 0
+    for token in tokens:
+        starts.append(made + detokenizer.characters_before(token))
+        made += len(detokenizer.push(token))
+    return starts

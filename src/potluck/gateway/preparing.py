@@ -84,7 +84,9 @@ def _choices(
     generation = _generation(model, request, prompt, default_max_tokens)
     echoed = model.tokenizer.decode(prompt) if request.echoes_prompt else ""
     return [
-        PreparedChoice(first + n, msgspec.structs.replace(generation, choice=n), _choice_settings(request), echoed)
+        PreparedChoice(
+            first + n, msgspec.structs.replace(generation, choice=n), _choice_settings(request, len(echoed)), echoed
+        )
         for n in range(request.n)
     ]
 
@@ -133,7 +135,7 @@ def _tokens_of(model: OpenModel, prompt: str | tuple[int, ...]) -> list[int]:
     return list(prompt)
 
 
-def _choice_settings(request: InferenceRequest) -> ChoiceSettings:
+def _choice_settings(request: InferenceRequest, echoed_length: int) -> ChoiceSettings:
     conversation = request.conversation
     return ChoiceSettings(
         stops=request.stops,
@@ -141,6 +143,7 @@ def _choice_settings(request: InferenceRequest) -> ChoiceSettings:
         wants_logprobs=request.wants_logprobs,
         continues_text=conversation is None,
         first_only=conversation is not None and not conversation.allows_parallel_calls,
+        echoed_length=echoed_length,
     )
 
 
@@ -164,16 +167,22 @@ def _tool_grammar(conversation: Conversation | None) -> Grammar | None:
     if conversation is None or conversation.tool_choice not in ("named", "required"):
         return None
     single = _forced_tool(conversation)
-    schema: Json = (
-        _parameters(single) if single is not None else {"anyOf": [_call_schema(t) for t in conversation.tools]}
-    )
+    if single is not None:
+        schema = _parameters(single)
+    else:
+        schema = {"anyOf": [_call_schema(number, tool) for number, tool in enumerate(conversation.tools)]}
     return Grammar("json_schema", msgspec.json.encode(schema).decode())
 
 
-def _call_schema(tool: Tool) -> Json:
+def _call_schema(number: int, tool: Tool) -> Json:
+    """The parameters are a document of their own in it, so that `#` in their references goes on meaning them.
+
+    Without their `$schema`: before 2019 `$id` had another name, or none beside a `$ref`.
+    """
+    parameters = {key: value for key, value in _parameters(tool).items() if key != "$schema"}
     return {
         "type": "object",
-        "properties": {"name": {"const": tool.name}, "arguments": _parameters(tool)},
+        "properties": {"name": {"const": tool.name}, "arguments": parameters | {"$id": f"tool://{number}/"}},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }

@@ -24,14 +24,21 @@ class StreamingDetokenizer:
         self._strips_space = tokenizer.spec.adds_space_prefix and not continues_text
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
+    def characters_before(self, token_id: int) -> int:
+        """How many U+FFFD the bytes held back become where that token is the next: none, if it goes on with their character."""
+        held, data = self._decoder.getstate()[0], self._bytes_of(token_id)
+        return len((held + data[:1]).decode("utf-8", errors="replace")) - 1 if data else 0
+
     def push(self, token_id: int) -> str:
-        if self._skip_special and self._tokenizer.is_special(token_id):
-            return ""
-        data = self._tokenizer.decode_bytes(token_id)
+        data = self._bytes_of(token_id)
         if self._strips_space and data:
             data = data.removeprefix(b" ")
             self._strips_space = False
         return self._decoder.decode(data)
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        is_hidden = self._skip_special and self._tokenizer.is_special(token_id)
+        return b"" if is_hidden else self._tokenizer.decode_bytes(token_id)
 
     def finish(self) -> str:
         """What is left when no more tokens come: U+FFFD for half a character, else nothing."""

@@ -1,7 +1,8 @@
 """Finds tool calls in a model's text as it comes, in the three ways that models write them. Half a marker is never handed out.
 
 `<tool_call>{"name": …, "arguments": …}</tool_call>` (Hermes, Qwen), an answer that is a JSON object with `name` and `parameters`
-(Llama 3), `[TOOL_CALLS][{"name": …, "arguments": …}]` (Mistral). What turns out to be no call of a known tool is text after all.
+(Llama 3), `[TOOL_CALLS][{"name": …, "arguments": …}]` (Mistral). What turns out to be no call of a known tool is text after all,
+every character of it; with a call go only its marks, the separators between calls and the blanks around them.
 """
 
 import enum
@@ -16,7 +17,8 @@ _MARKERS = (_HERMES, _MISTRAL, _PYTHON_TAG)
 MARKER_TOKENS = frozenset({_HERMES, _HERMES_END, _MISTRAL, _PYTHON_TAG})
 MAX_CALL_LENGTH = 1 << 20
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([\w.\-]{1,128})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-_BETWEEN_CALLS = " \t\r\n,;[]"
+_BLANKS = " \t\r\n"
+_BETWEEN_CALLS = _BLANKS + ",;[]"
 
 
 class CallStarted(msgspec.Struct, frozen=True):
@@ -35,12 +37,13 @@ Piece = str | CallStarted | CallArguments
 
 
 class _State(enum.Enum):
-    """START: nothing but white space yet; CALLS: inside a marker, between objects; OBJECT: inside one."""
+    """START: nothing but white space yet; MARKED: after a marker; OBJECT: inside an object; CALLED: after that of a call."""
 
     START = "start"
     TEXT = "text"
-    CALLS = "calls"
+    MARKED = "marked"
     OBJECT = "object"
+    CALLED = "called"
 
 
 class ToolCallParser:
@@ -48,10 +51,13 @@ class ToolCallParser:
 
     def __init__(self, names: Collection[str]) -> None:
         self.call_count = 0
+        self.unfinished_call: int | None = None  # known after `finish`: the first whose arguments came to no end
         self._names = frozenset(names)
         self._state = _State.START
         self._pending = ""
-        self._marker = ""  # that opened the calls; empty: the answer itself began with an object
+        self._marker = self._skipped = ""  # passed since the last text or call: text as well, unless a call follows
+        self._is_hermes = False
+        self._is_list = False  # a bracket is open around the calls
         self._object: _ObjectReader | None = None
         self._is_after_call = False  # line breaks between calls are not text
 
@@ -63,21 +69,27 @@ class ToolCallParser:
         return pieces
 
     def finish(self) -> list[Piece]:
-        """No more text comes: an unfinished object whose call has not been told is text after all."""
+        """No more text comes: what was held back for a call that has not been told is text after all."""
         pieces: list[Piece] = []
-        if self._object is not None and not self._object.is_told:
-            pieces.append(self._marker + self._object.raw)
-        elif self._state in (_State.START, _State.TEXT):
-            pieces.append(self._pending)
-        self._pending, self._object, self._state = "", None, _State.TEXT
-        return [piece for piece in pieces if piece != ""]
+        if self._object is None:
+            is_half_closed = self._state is _State.CALLED and self._is_hermes
+            _append_text(pieces, "" if is_half_closed else self._marker + self._skipped + self._pending)
+        elif self._object.is_told:
+            self._note_unfinished(self._object)
+        else:
+            _append_text(pieces, self._marker + self._skipped + self._object.raw)
+        self._pending = self._marker = self._skipped = ""
+        self._object, self._state = None, _State.TEXT
+        return pieces
 
     def _step(self, pieces: list[Piece]) -> bool:
         """One transition; false when more text is needed."""
         if self._state is _State.OBJECT:
             return self._read_object(pieces)
-        if self._state is _State.CALLS:
-            return self._between_calls()
+        if self._state is _State.MARKED:
+            return self._after_marker(pieces)
+        if self._state is _State.CALLED:
+            return self._after_call()
         return self._look_for_calls(pieces)
 
     def _look_for_calls(self, pieces: list[Piece]) -> bool:
@@ -89,7 +101,7 @@ class ToolCallParser:
             if not stripped:
                 return False
             if stripped[0] == "{":
-                self._marker = self._pending[: len(self._pending) - len(stripped)]
+                self._skipped = self._pending[: len(self._pending) - len(stripped)]
                 self._pending = stripped
                 return self._open_object()
             if not _begins_marker(stripped):
@@ -97,7 +109,8 @@ class ToolCallParser:
         at, marker = _first_marker(self._pending)
         if marker is not None:
             _append_text(pieces, self._pending[:at])
-            self._pending, self._marker, self._state = self._pending[at + len(marker) :], marker, _State.CALLS
+            self._pending, self._marker, self._state = self._pending[at + len(marker) :], marker, _State.MARKED
+            self._is_hermes = marker == _HERMES
             return True
         if self._state is _State.TEXT:
             kept = _half_marker_length(self._pending)
@@ -105,20 +118,45 @@ class ToolCallParser:
             self._pending = self._pending[len(self._pending) - kept :]
         return False
 
-    def _between_calls(self) -> bool:
-        """Skips separators and the closing marker; an object opens a call, anything else is text again."""
-        self._pending = self._pending.lstrip(_BETWEEN_CALLS if self._marker != _HERMES else " \t\r\n")
+    def _after_marker(self, pieces: list[Piece]) -> bool:
+        """An object may be a call; if anything else comes, the marker was text."""
+        self._skip_separators()
+        if not self._pending:
+            return False
+        if self._pending[0] == "{":
+            self._is_list = "[" in self._skipped
+            return self._open_object()
+        _append_text(pieces, self._marker)
+        self._marker = ""
+        return self._return_to_text()
+
+    def _after_call(self) -> bool:
+        """Drops what closes the calls; an object may be a further call, anything else is text again."""
+        if not self._skipped:
+            self._pending = self._pending.lstrip(_BLANKS)
+            if self._is_list and self._pending.startswith("]"):
+                self._pending, self._is_list = self._pending[1:].lstrip(_BLANKS), False
+        self._skip_separators()
         if not self._pending:
             return False
         if self._pending[0] == "{":
             return self._open_object()
-        if self._pending.startswith(_HERMES_END):
+        if not self._skipped and self._pending.startswith(_HERMES_END):
             self._pending, self._state = self._pending[len(_HERMES_END) :], _State.TEXT
             self._is_after_call = True
             return True
-        if _HERMES_END.startswith(self._pending):
+        if not self._skipped and _HERMES_END.startswith(self._pending):
             return False
-        self._state = _State.TEXT
+        return self._return_to_text()
+
+    def _skip_separators(self) -> None:
+        rest = self._pending.lstrip(_BLANKS if self._is_hermes else _BETWEEN_CALLS)
+        self._skipped += self._pending[: len(self._pending) - len(rest)]
+        self._pending = rest
+
+    def _return_to_text(self) -> bool:
+        """What was skipped is looked at again: a bracket in it may begin a marker."""
+        self._pending, self._skipped, self._state = self._skipped + self._pending, "", _State.TEXT
         return True
 
     def _open_object(self) -> bool:
@@ -132,13 +170,18 @@ class ToolCallParser:
         if not reader.is_complete:
             return False
         if reader.is_told:
+            self._note_unfinished(reader)
             self.call_count += 1
-            self._state = _State.CALLS
+            self._state = _State.CALLED
         else:
-            _append_text(pieces, self._marker + reader.raw)
+            _append_text(pieces, self._marker + self._skipped + reader.raw)
             self._state = _State.TEXT
-        self._object = None
+        self._marker, self._skipped, self._object = "", "", None
         return True
+
+    def _note_unfinished(self, reader: "_ObjectReader") -> None:
+        if self.unfinished_call is None and not reader.has_all_arguments:
+            self.unfinished_call = self.call_count
 
 
 class _ObjectReader:
@@ -152,17 +195,23 @@ class _ObjectReader:
         self._arguments: _Balance | None = None
         self._sought = False
 
+    @property
+    def has_all_arguments(self) -> bool:
+        """Of an object that was told: at once, or as far as they have come."""
+        return self._arguments is None or self._arguments.is_closed
+
     def push(self, text: str, pieces: list[Piece]) -> str:
         """Takes what belongs to the object; returns the rest."""
-        end = self._outer.advance(text)
-        taken = text if end is None else text[:end]
+        fitting = text[: MAX_CALL_LENGTH - len(self.raw)]
+        end = self._outer.advance(fitting)
+        taken = fitting if end is None else fitting[:end]
         fresh = len(self.raw)
         self.raw += taken
         if self._arguments is None and not self._sought:
             fresh = self._look_for_name(pieces)
         if self._arguments is not None:
             self._tell_arguments(self.raw[fresh:], pieces)
-        if end is None and len(self.raw) <= MAX_CALL_LENGTH:
+        if end is None and len(self.raw) < MAX_CALL_LENGTH:
             return ""
         self.is_complete = True
         if not self.is_told:
@@ -241,10 +290,10 @@ def as_call(value: object, names: Collection[str]) -> tuple[str, str] | None:
     nested = value.get("function")
     value = nested if isinstance(nested, dict) else value
     name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
-    if name not in names or not isinstance(arguments, dict | str):
+    if not isinstance(name, str) or name not in names or not isinstance(arguments, dict | str):
         return None
     text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-    return str(name), text
+    return name, text
 
 
 def _append_text(pieces: list[Piece], text: str) -> None:

@@ -46,7 +46,21 @@ CASES = {
     '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>': (
         '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>', []),
     '<tool_call>{"name": "wea': ('<tool_call>{"name": "wea', []),
-    "": ("", []),
+    **{text: (text, []) for text in (
+        "", "<tool_call>", "<tool_call>\n", "The tag <tool_call> is a function called `<tool_call>`.", "<tool_call>\n</tool_call>",
+        "[TOOL_CALLS] is a Python list", "[TOOL_CALLS] [see docs]", "[TOOL_CALLS][", "<tool_call></tool_", "<|python_tag|> print(1)",
+        '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>', '[TOOL_CALLS] [{"name": "unknown", "arguments": {}}]',
+        '{"name": ["weather"], "arguments": {}}', '{"name": {}, "arguments": {}}',
+        '<tool_call> {"name": "wea', '\n {"name": "unknown", "arguments": {}}',
+    )},
+    LLAMA + " [see] more": ("[see] more", [("weather", {"city": "Oslo"})]),
+    LLAMA + ', {"a": 1}': (', {"a": 1}', [("weather", {"city": "Oslo"})]),
+    LLAMA + " <": ("<", [("weather", {"city": "Oslo"})]),
+    LLAMA + "; " + LLAMA: ("", [("weather", {"city": "Oslo"})] * 2),
+    MISTRAL + " [so] it is": ("[so] it is", [("weather", {"city": "Oslo"}), ("add", {})]),
+    "[TOOL_CALLS] " + MISTRAL: ("[TOOL_CALLS] ", [("weather", {"city": "Oslo"}), ("add", {})]),
+    "<tool_call> " + BACKWARDS: ("<tool_call> ", [("weather", {"city": "Oslo"})]),
+    BACKWARDS[:-1]: ("", [("weather", {"city": "Oslo"})]),
 }  # fmt: skip
 
 
@@ -58,20 +72,42 @@ def test_calls_are_found_in_one_piece_and_letter_by_letter(text: str) -> None:
 
 @given(st.sampled_from(sorted(CASES)), st.lists(st.integers(1, 7), max_size=200))
 def test_however_the_text_is_cut_the_result_is_the_same(text: str, lengths: list[int]) -> None:
-    chunks, rest = [], text
+    assert read(cut(text, lengths)) == CASES[text]
+
+
+def cut(text: str, lengths: list[int]) -> list[str]:
+    chunks = []
     for length in lengths:
-        chunks.append(rest[:length])
-        rest = rest[length:]
-    assert read([*chunks, rest]) == CASES[text]
+        chunks.append(text[:length])
+        text = text[length:]
+    return [*chunks, text]
+
+
+WORDS = [
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<tool", "_call>", "[TOOL", "<", "[", "]", "{", "}", ",", ";",
+    " ", "\n", "\t", "see", "docs", '"', "\\", '{"name": "other", "arguments": {"a": 1}}', '{"name": "other", "param', '": {}}',
+    '{"a": [1]}', '{"name": ["weather"], "arguments": {}}', '{"name": "weather"}', '{"arguments": {}, "name": "other"}',
+]  # fmt: skip
+CALLS = ['{"name": "weather", "arguments": {"a": 1}}', '{"parameters": {}, "name": "add"}']
+CUTS = st.lists(st.integers(0, 12), max_size=60)
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=20).map("".join), CUTS)
+def test_what_is_no_call_of_a_known_tool_is_text_to_the_last_character(text: str, lengths: list[int]) -> None:
+    assert read(cut(text, lengths)) == (text, [])
+
+
+@given(st.lists(st.sampled_from(WORDS + CALLS), max_size=20).map("".join), CUTS)
+def test_markers_calls_and_text_in_any_order_read_the_same_in_any_pieces(text: str, lengths: list[int]) -> None:
+    whole = read([text])
+    assert read(cut(text, lengths)) == whole
+    assert read(list(text)) == whole
 
 
 @given(st.text(alphabet='<tool_cal>/{}[]"TOOL_CALLS nameweather:,\\', max_size=120))
 def test_whatever_comes_nothing_is_lost_unless_it_is_a_call(text: str) -> None:
-    shown, calls = ToolCallParser(NAMES), []
-    pieces = [piece for character in text for piece in shown.push(character)] + shown.finish()
-    calls = [piece for piece in pieces if not isinstance(piece, str)]
-    if not calls and "<tool_call>" not in text and "[TOOL_CALLS]" not in text:
-        assert "".join(piece for piece in pieces if isinstance(piece, str)) == text
+    shown, calls = read(list(text))
+    assert shown == text or calls
 
 
 def test_arguments_are_handed_out_as_they_come() -> None:
