@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import socket
+from typing import Protocol
 
 from potluck.core.errors import BadRequest
 from potluck.net.addresses import format_address, parse_address
@@ -18,9 +19,14 @@ UNACKNOWLEDGED_TIMEOUT_S = 20
 UNSENT_BYTES = 256 << 10
 
 
-def tune_socket(tcp: socket.socket) -> None:
+class TunableSocket(Protocol):
+    """Python's, or what a loop shows of its own."""
+
+    def setsockopt(self, level: int, name: int, value: int, /) -> None: ...
+
+
+def tune_socket(tcp: TunableSocket) -> None:
     """No delay for small frames; a peer that vanished without a word is noticed."""
-    tcp.setblocking(False)
     tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
@@ -34,27 +40,6 @@ def tune_socket(tcp: socket.socket) -> None:
         if option is not None:
             with contextlib.suppress(OSError):  # known to Python, unknown to this kernel
                 tcp.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-async def connect(address: str) -> socket.socket:
-    """A connected socket: the first of the name's addresses that answers. Raises OSError, the last one's."""
-    host, port = parse_address(address)
-    loop = asyncio.get_running_loop()
-    failure = OSError(f"{host} has no address")
-    for family, _, _, _, target in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        tcp = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            tune_socket(tcp)
-            await loop.sock_connect(tcp, target)
-        except OSError as error:
-            tcp.close()
-            failure = error
-        except BaseException:
-            tcp.close()
-            raise
-        else:
-            return tcp
-    raise failure
 
 
 def reason_of(error: OSError) -> str:

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 from potluck.core.errors import DialFailed
 from potluck.identity.keys import NodeKey, short_id
+from potluck.net.addresses import parse_address
 from potluck.net.connection import Accepter, Connection, Dialer
 from potluck.net.framed_link import CLOSE_TIMEOUT_S
 from potluck.net.host_limits import HostLimits, host_group
 from potluck.net.link import Admits, LinkHandler
-from potluck.net.sockets import bind, bound_address, connect, tune_socket
+from potluck.net.sockets import bind, bound_address, tune_socket
 from potluck.wire.handshake import Ticket
 
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -64,12 +65,16 @@ class TcpTransport:
         return connection
 
     async def _connect(self, address: str, connection: Connection, timeout_s: float) -> None:
-        tcp = await connect(address)
+        host, port = parse_address(address)
         context = self._dialer_context()
         name = "" if context else None  # no name is sent: the node's id is what counts
         options = _tls_options(context, timeout_s)
         loop = asyncio.get_running_loop()
-        await loop.create_connection(lambda: connection, sock=tcp, server_hostname=name, **options)
+        # Not with a socket of our own: a loop that shares one with Python watches a number that may be somebody else's by then.
+        transport, _ = await loop.create_connection(lambda: connection, host, port, server_hostname=name, **options)
+        tcp = transport.get_extra_info("socket")
+        if tcp is not None and tcp.fileno() >= 0:  # it may be gone again
+            tune_socket(tcp)
 
     async def listen(self, address: str, handler: LinkHandler) -> "TcpListener":
         """See Transport.listen."""
