@@ -127,6 +127,10 @@ class NodeAnswering:
 
     async def open(self, name: str | None) -> OpenModel:
         if not self._node.may_ask:  # every shard would refuse, and the request wait for one that does not
+            if self._node.is_expelled:
+                raise NotEntitled(
+                    "this node was expelled from its swarm; `potluck status` says by whom, and what to do"
+                )
             raise NotEntitled("this node may not ask in its swarm; that takes an invite with --trust member")
         names = sorted({info.model for info in self._offers()})
         if name is None and len(names) > 1:

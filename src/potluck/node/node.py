@@ -201,10 +201,14 @@ class Node:
     @property
     def may_ask(self) -> bool:
         """Whether others would answer this node; a node that has just joined does not know yet, and tries."""
-        roster = None if self._admission is None else self._admission.keeper.roster
-        if roster is None or roster.is_expelled(self.id):
-            return roster is None
+        if self._admission is None or self.is_expelled:
+            return self._admission is None
+        roster = self._admission.keeper.roster
         return roster.trust_of(self.id) is None or roster.may_ask(self.id)
+
+    @property
+    def is_expelled(self) -> bool:
+        return self._admission is not None and self._admission.keeper.roster.is_expelled(self.id)
 
     def _may_be_asked_by(self, node: bytes) -> bool:
         return self._admission is None or self._admission.keeper.roster.may_ask(node)

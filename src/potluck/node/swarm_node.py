@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from potluck.core.errors import BadRequest
+from potluck.core.errors import BadRequest, NotEntitled
 from potluck.core.exactness import KNOWN_ARITHMETICS
 from potluck.identity.keys import NodeKey, short_id
 from potluck.identity.signed import Signed
@@ -183,6 +183,8 @@ class SwarmNode:
             self._has_told_expulsion = True
             _LOG.warning("%s", self.expulsion)
             self._note(self.expulsion)
+        # Each time: nobody answers it any more, and waiting for somebody who does would be in vain.
+        self.node.orchestrator.abort_all(NotEntitled.code, self.expulsion)
 
     @property
     def expulsion(self) -> str:

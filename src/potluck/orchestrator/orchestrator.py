@@ -177,6 +177,11 @@ class PipelineOrchestrator:
             if running.timer is not None:
                 running.timer.cancel()
 
+    def abort_all(self, code: str, message: str) -> None:
+        """For a reason that lies with this node: what has come is still read, and nothing is waited for."""
+        for running in self._running:
+            running.frames.put_nowait(PipelineAborted(code, message, len(running.generation.generated)))
+
     def _keep(self, generation: Generation, key: ReuseKey) -> None:
         if generation.kept is None:
             return

@@ -16,7 +16,7 @@ from potluck.core.remembered import AnswerSoFar, packed_tokens
 from potluck.core.sampling_params import SamplingParams
 from potluck.net.memory import MemoryNetwork
 from potluck.net.peers import PeerLinks
-from potluck.orchestrator.frames import Finished, StreamFrame, TokenDelta
+from potluck.orchestrator.frames import Finished, PipelineAborted, StreamFrame, TokenDelta
 from potluck.orchestrator.generation import GenerationRequest, GenerationSettings
 from potluck.orchestrator.orchestrator import PipelineOrchestrator
 from potluck.orchestrator.params import DistributedChatParams
@@ -322,6 +322,19 @@ class AllLinked(PeerLinks):
 
     def is_linked(self, node: bytes) -> bool:
         return True
+
+
+def test_what_a_node_may_no_longer_ask_for_ends_at_once() -> None:
+    async def chat_and_be_expelled() -> tuple[list[StreamFrame], list[object]]:
+        board = Switchboard()
+        async with chatting(board) as (task, _):
+            board.orchestrator.abort_all("not_entitled", "this node was expelled")
+            frames = await asyncio.wait_for(task, 5.0)
+            return frames, [effect.message for effect in board.take()]
+
+    frames, sent = asyncio.run(chat_and_be_expelled())
+    assert frames[-1] == PipelineAborted("not_entitled", "this node was expelled", 0)
+    assert [type(message) for message in sent][-1] is Close
 
 
 def offering(*shards: tuple[bytes, Stage], is_linked: bool = False) -> Switchboard:
