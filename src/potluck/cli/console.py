@@ -49,6 +49,15 @@ def one_line(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)
 
 
+def require_utf8(text: str, what: str) -> str:
+    """The text itself. Raises BadRequest where its bytes were none: Python hides those in characters that nobody can send on."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadRequest(f"{what} is not UTF-8 text") from None
+    return text
+
+
 def harmless(text: str) -> str:
     """What a model writes, without control characters that a terminal would obey; line breaks and tabs stay."""
     return "".join(character if character.isprintable() or character in _ALLOWED else " " for character in text)
