@@ -7,6 +7,7 @@ import typer
 
 from potluck.cli.console import JsonOption, harmless, notice, print_json, require_utf8
 from potluck.cli.models import open_store
+from potluck.cli.node_options import MOST_THREADS
 from potluck.core.errors import BadRequest, ModelNotFound
 from potluck.core.sampling_params import SamplingParams
 from potluck.weights.catalogue import DEFAULT_MODEL_ID
@@ -27,7 +28,9 @@ def ask(
     top_p: Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens with this share.")] = 1.0,
     seed: Annotated[int, typer.Option("--seed", help="Same seed, same text.")] = 0,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="At most this many tokens.")] = 512,
-    threads: Annotated[int | None, typer.Option("--threads", "-t", min=1, help="Default: all cores.")] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", "-t", min=1, max=MOST_THREADS, help="Default: all cores.")
+    ] = None,
     via: Annotated[str | None, typer.Option("--via", help="ADDR,ADDR,…: shards on other machines, spares too.")] = None,
     ring: Annotated[bool, typer.Option(help="Let the last shard feed the first directly.")] = True,
     codec: Annotated[

@@ -35,7 +35,8 @@ def notice(message: str) -> None:
 
 def report_error(code: str, message: str, as_json: bool) -> None:
     if as_json:
-        print_json({"error": {"code": code, "message": message}})
+        shown = message.encode(errors="replace").decode()  # file names may hold what is no text
+        print_json({"error": {"code": code, "message": shown}})
     else:
         notice(f"error: {one_line(message)} [{code}]")
 
