@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import typer
+
 from potluck.cli.api_options import ApiOptions
 from potluck.cli.chat_params import api_params, configure_orchestrator, own_layers_of, require_own_layers_fit
 from potluck.cli.console import make_progress, notice, print_json
@@ -193,11 +195,14 @@ class _Session:
 
     async def _device(self) -> "DeviceFacts | None":
         """The GPU, measured; None where the CPU computes. Raises DeviceUnavailable before anybody counts on it."""
-        from potluck.node.device import measured_device
+        from potluck.node.device import ProbeInterrupted, measured_device
 
         if self._options.device == "cpu" or not self._options.serves:
             return None
-        facts = await asyncio.to_thread(measured_device, self._options.device)
+        try:
+            facts = await asyncio.to_thread(measured_device, self._options.device)
+        except ProbeInterrupted:
+            raise typer.Abort from None
         free, total = facts.free_bytes / 1e9, facts.total_bytes / 1e9
         notice(f"{facts.name}: {free:.1f} of {total:.1f} GB free, copies {facts.bytes_per_s / 1e9:.0f} GB/s")
         return facts

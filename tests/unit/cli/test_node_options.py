@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from potluck.cli import node_options
 from potluck.cli.chat_params import require_own_layers_fit
 from potluck.cli.main import run
+from potluck.cli.swarm_up import SwarmOptions, _Session
 from potluck.core.errors import BadRequest
+from potluck.node.device import ProbeInterrupted
 from potluck.swarm.adverts import Advert
 
 NO_TEXT = os.fsdecode(b"\xff")
@@ -83,3 +86,18 @@ def test_own_layers_fit_one_of_the_models_that_are_here(
     with pytest.raises(BadRequest, match=complaint):
         require_own_layers_fit(text, layer_counts)
     return None
+
+
+def test_ctrl_c_while_the_device_is_looked_at_is_an_interruption(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(device: str) -> None:
+        raise ProbeInterrupted(f"looking at {device} was interrupted")
+
+    async def looks_at_the_device(options: SwarmOptions) -> None:
+        await _Session(options, Any, Any, Any, 0.0)._device()  # type: ignore[arg-type]
+
+    monkeypatch.setattr("potluck.node.device.measured_device", interrupted)
+    monkeypatch.setattr("potluck.cli.up.run_swarm_node", looks_at_the_device)
+    assert run(["up", "--device", "cuda"]) == 130
+    assert capsys.readouterr().err == "error: interrupted [interrupted]\n"
