@@ -240,6 +240,8 @@ def _keeper() -> "SwarmKeeper":
 
 
 def _member(keeper: "SwarmKeeper", beginning: str) -> bytes:
+    if not beginning.strip():
+        raise BadRequest("say whom: the first characters of an id that `potluck members` lists")
     found = [each.node for each in keeper.roster.members() if each.node.hex().startswith(beginning.lower())]
     if len(found) != 1:
         raise BadRequest(f"{len(found) or 'no'} members begin with {beginning}; `potluck members` lists them")
