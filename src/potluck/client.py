@@ -87,6 +87,7 @@ class Usage(msgspec.Struct, frozen=True):
     exactness: str = (
         "bitwise"  # or batch-invariant, tolerance, mixed: what the answer depended on beside its own tokens
     )
+    model: str = ""  # that answered, also where none was named
 
 
 Event = Text | ToolCall | ShardStatus | ShardFailover | PipelineAborted | Finished | Usage
@@ -128,7 +129,7 @@ class _Reader:
         for choice in data.get("choices", ()):
             events += _choice_events(choice)
         if data.get("usage"):
-            events.append(_usage(data["usage"]))
+            events.append(_usage(data["usage"], str(data.get("model") or "")))
         return events
 
 
@@ -146,11 +147,11 @@ def _choice_events(choice: dict[str, Any]) -> list[Event]:
     return events
 
 
-def _usage(data: dict[str, Any]) -> Usage:
+def _usage(data: dict[str, Any], model: str) -> Usage:
     told = data.get("potluck") or {}
     return Usage(
         data["prompt_tokens"], data["completion_tokens"], told.get("failovers", 0), told.get("pause_ms", 0.0),
-        tuple(told.get("nodes", ())), told.get("exactness", "bitwise"),
+        tuple(told.get("nodes", ())), told.get("exactness", "bitwise"), model,
     )  # fmt: skip
 
 

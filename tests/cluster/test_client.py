@@ -51,7 +51,7 @@ def test_an_answer_comes_as_typed_events(url: str, answering: MemoryAnswering) -
     assert "".join(event.text for event in events if isinstance(event, Text)) == "Hi there"
     assert [event.pause_ms for event in events if isinstance(event, ShardFailover)] == [120.0]
     assert isinstance(events[-2], Finished)
-    assert events[-1] == Usage(events[-1].prompt_tokens, 9, 1, 120.0, ("aa" * 32, "bb" * 32))
+    assert events[-1] == Usage(events[-1].prompt_tokens, 9, 1, 120.0, ("aa" * 32, "bb" * 32), model="memory")
 
 
 def test_a_whole_answer_and_tool_calls(url: str, answering: MemoryAnswering) -> None:

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from potluck.cli.console import JsonOption, harmless, notice, print_json
+from potluck.cli.console import JsonOption, harmless, notice, print_json, require_utf8
 from potluck.cli.models import open_store
+from potluck.cli.node_options import MOST_THREADS
 from potluck.core.errors import BadRequest, ModelNotFound
 from potluck.core.sampling_params import SamplingParams
 from potluck.weights.catalogue import DEFAULT_MODEL_ID
@@ -27,7 +28,9 @@ def ask(
     top_p: Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens with this share.")] = 1.0,
     seed: Annotated[int, typer.Option("--seed", help="Same seed, same text.")] = 0,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="At most this many tokens.")] = 512,
-    threads: Annotated[int | None, typer.Option("--threads", "-t", min=1, help="Default: all cores.")] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", "-t", min=1, max=MOST_THREADS, help="Default: all cores.")
+    ] = None,
     via: Annotated[str | None, typer.Option("--via", help="ADDR,ADDR,…: shards on other machines, spares too.")] = None,
     ring: Annotated[bool, typer.Option(help="Let the last shard feed the first directly.")] = True,
     codec: Annotated[
@@ -52,7 +55,8 @@ def ask(
 ) -> None:
     """Ask one question and stream the answer: of this machine's swarm where its node runs, else on this machine alone."""
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed).check()
-    messages = [{"role": "system", "content": system}] if system else []
+    require_utf8(model or "", "--model")
+    messages = [{"role": "system", "content": require_utf8(system, "--system")}] if system else []
     messages.append({"role": "user", "content": _question(question)})
     if via is not None:
         from potluck.cli.ask_via import RemoteQuestion, ask_via
@@ -87,12 +91,15 @@ def _runs_a_node() -> bool:
 
 def _question(text: str) -> str:
     if text == "-":
-        text = sys.stdin.read(_LONGEST_QUESTION + 1)
+        try:
+            text = sys.stdin.read(_LONGEST_QUESTION + 1)
+        except UnicodeDecodeError:
+            raise BadRequest("the question is not UTF-8 text") from None
     if not text.strip():
         raise BadRequest('there is no question; try: potluck ask "What is a potluck?"')
     if len(text) > _LONGEST_QUESTION:
         raise BadRequest(f"the question is longer than {_LONGEST_QUESTION} characters")
-    return text
+    return require_utf8(text, "the question")
 
 
 def find_model(store: "ModelStore", model: str | None) -> "ModelEntry":

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from potluck.cli.chat import AnswerStream, figures_line
 from potluck.cli.console import notice, print_json
-from potluck.cli.running import api_key, api_url, refusal, wait_until_answerable
+from potluck.cli.running import NodeWentAway, api_key, api_url, refusal, wait_until_answerable
 from potluck.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -15,23 +15,36 @@ if TYPE_CHECKING:
 def ask_swarm(
     messages: list[dict[str, str]], model: str | None, params: SamplingParams, max_tokens: int, as_json: bool
 ) -> None:
-    from potluck.client import ApiError, Client, Finished
+    import httpx
+
+    from potluck.client import ApiError, Client, Finished, Usage
 
     fields = {
         "max_tokens": max_tokens, "temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k,
         "seed": params.seed,
     }  # fmt: skip
     wait_until_answerable(model)
-    stream, reason = AnswerStream(as_json), None
+    stream, reason, answered_by = AnswerStream(as_json), None, model
     try:
         with Client(api_url(), api_key(), model) as client:
             for event in client.chat(messages, **fields):
                 stream.take(event, time.monotonic())
                 reason = event.reason if isinstance(event, Finished) else reason
+                answered_by = event.model if isinstance(event, Usage) else answered_by
+        if reason is None:
+            raise httpx.RemoteProtocolError("the stream ended early")
+    except httpx.HTTPError as error:
+        if stream.text and not as_json:
+            print(flush=True)  # the complaint begins on a line of its own
+        raise NodeWentAway(
+            f"the node went away in the middle of the answer ({error}); `potluck up` starts it again, then ask anew"
+        ) from None
     except ApiError as error:
         raise refusal(error.status, error.code or "", f"{error.message} (`potluck status` shows the swarm)") from None
     if as_json:
-        return print_json({"model": model, "text": stream.text, "finish_reason": reason, **_report(stream.figures())})
+        return print_json(
+            {"model": answered_by, "text": stream.text, "finish_reason": reason, **_report(stream.figures())}
+        )
     print(flush=True)
     return notice(figures_line(stream.figures()))
 

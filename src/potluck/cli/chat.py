@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from potluck.cli.chat_session import AnswerFigures, Ask, ChatSession, End, LineGatherer, ListModels, Save, Say
-from potluck.cli.console import JsonOption, counted, harmless, notice, one_line, print_json
+from potluck.cli.chat_session import AnswerFigures, Ask, ChatSession, Choose, End, LineGatherer, ListModels, Save, Say
+from potluck.cli.console import EXIT_FAILURE, JsonOption, counted, harmless, notice, one_line, print_json, require_utf8
 from potluck.cli.running import api_key, api_url, wait_until_answerable
 from potluck.core.errors import BadRequest, PotluckError
 
@@ -40,19 +40,23 @@ def chat(
     """Talk to the swarm; /help lists what can be typed. Without a terminal: each line of the input is a question."""
     from potluck.client import Client
 
+    require_utf8(system or "", "--system")
     address = base_url(url) if url is not None else api_url()
     if url is None:
         wait_until_answerable(model)
     with Client(address, None if url is not None else api_key()) as client:
         session = ChatSession(_chosen(client, model, address), system)
-        talk = _Talk(client, session, {"temperature": temperature, "max_tokens": max_tokens}, as_json)
         is_terminal = sys.stdin.isatty() and sys.stdout.isatty() and not as_json
+        fields = {"temperature": temperature, "max_tokens": max_tokens}
+        talk = _Talk(client, address, session, fields, as_json, is_terminal)
         if is_terminal:
             notice(f"{one_line(session.model or '')} at {address}; /help lists the commands, Ctrl-D ends")
         with _line_editing(history) if is_terminal else contextlib.nullcontext():
-            talk.run(is_terminal)
+            talk.run()
     if as_json:
         print_json(session.saved())
+    if talk.has_failed and not is_terminal:
+        raise typer.Exit(EXIT_FAILURE)
 
 
 def base_url(url: str) -> str:
@@ -85,26 +89,56 @@ def _models(client: "Client", address: str) -> list[str]:
 
 
 class _Talk:
-    """Reads, asks, prints. Ctrl-C while an answer comes ends that answer; while typing it drops the line."""
+    """Reads, asks, prints. Ctrl-C while an answer comes ends that answer; while typing it drops the line.
 
-    def __init__(self, client: "Client", session: ChatSession, fields: dict[str, float], is_silent: bool) -> None:
-        self._client, self._session, self._fields, self._is_silent = client, session, fields, is_silent
+    At a terminal nothing that fails ends the conversation. Elsewhere a command that fails does, and bytes that are no text:
+    what follows in the input was meant for another state of things.
+    """
+
+    def __init__(
+        self, client: "Client", address: str, session: ChatSession, fields: dict[str, float], is_silent: bool,
+        is_terminal: bool,
+    ) -> None:  # fmt: skip
+        self._client, self._address, self._session, self._fields = client, address, session, fields
+        self._is_silent, self._is_terminal = is_silent, is_terminal
         self._lines = LineGatherer()
+        self.has_failed = False
 
-    def run(self, is_terminal: bool) -> None:
+    def run(self) -> None:
         while True:
             try:
-                text = self._lines.add(input((_MORE if self._lines.is_open else _PROMPT) if is_terminal else ""))
+                text = self._lines.add(self._line())
             except EOFError:
-                return print() if is_terminal else None
+                return self._finish()
             except KeyboardInterrupt:
-                if not is_terminal:
+                if not self._is_terminal:
                     raise
                 self._lines.drop()
                 print("\n(Ctrl-D ends)")
                 continue
+            except BadRequest as error:
+                if not self._is_terminal:
+                    raise
+                notice(f"error: {error}")
+                continue
             if text is not None and not self._do(text):
                 return None
+
+    def _line(self) -> str:
+        prompt = _MORE if self._lines.is_open else _PROMPT
+        try:
+            return require_utf8(input(prompt if self._is_terminal else ""), "the question")
+        except UnicodeDecodeError:
+            raise BadRequest("the question is not UTF-8 text") from None
+
+    def _finish(self) -> None:
+        """The input has ended: what it left open is a question all the same; whoever types Ctrl-D there wants none."""
+        if self._is_terminal:
+            print()
+            return notice("the text that you had begun was not asked") if self._lines.is_open else None
+        if self._lines.is_open:
+            self._do(self._lines.rest())
+        return None
 
     def _do(self, text: str) -> bool:
         """Whether to go on."""
@@ -115,11 +149,22 @@ class _Talk:
                 notice(said)
             case Save(path):
                 self._save(path)
-            case ListModels():
-                notice("\n".join(_models(self._client, "that address")))
+            case ListModels() | Choose() as deed:
+                self._use_models(deed)
             case Ask():
                 self._answer()
         return True
+
+    def _use_models(self, deed: ListModels | Choose) -> None:
+        try:
+            if isinstance(deed, ListModels):
+                return notice("\n".join(one_line(name) for name in _models(self._client, self._address)))
+            self._session.model = _chosen(self._client, deed.model, self._address)
+        except PotluckError as error:
+            if not self._is_terminal:
+                raise ChatFailed(str(error)) from None
+            return notice(f"error: {one_line(str(error))}")
+        return notice(f"the next answer is from {one_line(deed.model)}")
 
     def _save(self, path: str) -> None:
         import msgspec
@@ -127,6 +172,7 @@ class _Talk:
         try:
             Path(path).expanduser().write_bytes(msgspec.json.format(msgspec.json.encode(self._session.saved())))
         except OSError as error:
+            self.has_failed = True
             return notice(f"cannot be written: {error.strerror}")
         return notice(f"saved to {path}")
 
@@ -143,6 +189,7 @@ class _Talk:
             stream.is_stopped = True
         except (ApiError, httpx.HTTPError) as error:
             self._session.unanswered()
+            self.has_failed = True
             if self._is_silent:
                 raise ChatFailed(str(error)) from None
             return notice(f"\nerror: {one_line(str(error))}; `potluck status` may say why")

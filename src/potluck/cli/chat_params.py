@@ -1,6 +1,9 @@
 """How a node's API uses pipelines, as the configuration file says: what `potluck up` and `potluck join` have in common."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from potluck.core.errors import BadRequest
 
 if TYPE_CHECKING:
     from potluck.gateway.server import GatewaySettings
@@ -8,6 +11,8 @@ if TYPE_CHECKING:
     from potluck.orchestrator.orchestrator import PipelineOrchestrator
     from potluck.orchestrator.params import DistributedChatParams
     from potluck.weights.store import ModelStore
+
+_MORE_LAYERS_THAN_ANY = 100_000  # a range has five digits at most
 
 
 def api_params(holder_wait_s: float) -> "DistributedChatParams":
@@ -26,6 +31,27 @@ def api_params(holder_wait_s: float) -> "DistributedChatParams":
         max_shards_per_request=configuration.max_shards_per_request,
         activation_dtype=configuration.activation_dtype,
     )
+
+
+def require_own_layers_like(text: str) -> None:
+    """Raises BadRequest for what are own layers of no model, however many layers it has."""
+    require_own_layers_fit(text, [_MORE_LAYERS_THAN_ANY])
+
+
+def require_own_layers_fit(text: str | None, layer_counts: Sequence[int]) -> None:
+    """Raises BadRequest where they fit none of the models that are known; where none is known yet, nothing can be said."""
+    from potluck.node.serving import parse_own_layers
+
+    complaint = ""
+    for layer_count in () if text is None else layer_counts:
+        try:
+            parse_own_layers(text or "", layer_count)
+        except BadRequest as error:
+            complaint = str(error)
+        else:
+            return
+    if complaint:
+        raise BadRequest(f"--own-layers: {complaint}")
 
 
 def own_layers_of(text: str | None, store: "ModelStore", threads: int) -> "OwnLayers | None":

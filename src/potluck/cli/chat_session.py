@@ -33,11 +33,17 @@ class ListModels(NamedTuple):
     pass
 
 
+class Choose(NamedTuple):
+    """Talk to that model from now on, where there is one of that name."""
+
+    model: str
+
+
 class End(NamedTuple):
     pass
 
 
-Deed = Say | Ask | Save | ListModels | End
+Deed = Say | Ask | Save | ListModels | Choose | End
 
 
 class AnswerFigures(msgspec.Struct, frozen=True):
@@ -82,6 +88,10 @@ class LineGatherer:
 
     def drop(self) -> None:
         self._lines, self._is_fenced = [], False
+
+    def rest(self) -> str:
+        """What was gathered so far, where no further line will come."""
+        return self._taken(self._lines)
 
     def _add_fenced(self, line: str) -> str | None:
         if line.rstrip().endswith(_FENCE):
@@ -142,13 +152,9 @@ class ChatSession:
                 self.turns.clear()
                 return Say("system message set; begun anew" if rest else "no system message; begun anew")
             case "model":
-                return self._choose(rest) if rest else ListModels()
+                return Choose(rest) if rest else ListModels()
             case "save":
                 return Save(rest) if rest else Say("say where to: /save FILE")
             case "exit" | "quit" | "bye":
                 return End()
         return Say(f"there is no /{word}; /help lists the commands")
-
-    def _choose(self, name: str) -> Deed:
-        self.model = name
-        return Say(f"the next answer is from {name}")

@@ -35,7 +35,8 @@ def notice(message: str) -> None:
 
 def report_error(code: str, message: str, as_json: bool) -> None:
     if as_json:
-        print_json({"error": {"code": code, "message": message}})
+        shown = message.encode(errors="replace").decode()  # file names may hold what is no text
+        print_json({"error": {"code": code, "message": shown}})
     else:
         notice(f"error: {one_line(message)} [{code}]")
 
@@ -47,6 +48,15 @@ def exit_code_of(error: PotluckError) -> int:
 def one_line(text: str) -> str:
     """Text from files and servers, made harmless for a terminal: no control characters, no line breaks."""
     return "".join(character if character.isprintable() else " " for character in text)
+
+
+def require_utf8(text: str, what: str) -> str:
+    """The text itself. Raises BadRequest where its bytes were none: Python hides those in characters that nobody can send on."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadRequest(f"{what} is not UTF-8 text") from None
+    return text
 
 
 def harmless(text: str) -> str:

@@ -10,6 +10,7 @@ from potluck.cli.api_options import DEFAULT_API
 from potluck.cli.ask import find_model
 from potluck.cli.console import JsonOption, counted, format_table, notice, print_json
 from potluck.cli.models import open_store
+from potluck.cli.node_options import MOST_THREADS
 
 if TYPE_CHECKING:
     from potluck.wire.messages import Described
@@ -21,7 +22,7 @@ def local(
     nodes: Annotated[int, typer.Option("--nodes", min=1, max=16, help="How many.")] = 3,
     model: Annotated[str | None, typer.Option("--model", "-m", help="A model of `potluck models`.")] = None,
     spare: Annotated[bool, typer.Option(help="Let the last node hold everything, in case another fails.")] = True,
-    threads: Annotated[int, typer.Option("--threads", "-t", min=1, help="For each node.")] = 1,
+    threads: Annotated[int, typer.Option("--threads", "-t", min=1, max=MOST_THREADS, help="For each node.")] = 1,
     api: Annotated[str, typer.Option("--api", help="Address of the HTTP API; off: none.")] = DEFAULT_API,
     swarm: Annotated[
         bool, typer.Option("--swarm", help="As members of one swarm, with the page and its chaos button.")

@@ -131,6 +131,7 @@ def _print_version(as_json: bool) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Runs one command line and returns its exit code. Expected failures print one line; bugs keep their traceback."""
     as_json = wants_json(arguments)
+    _replace_closed_streams()
     try:
         result = app(args=list(arguments), prog_name="potluck", standalone_mode=False)
         sys.stdout.flush()
@@ -138,23 +139,45 @@ def run(arguments: Sequence[str]) -> int:
             raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
     except PotluckError as error:
-        report_error(error.code, str(error), as_json)
+        _report(error.code, str(error), as_json)
         return exit_code_of(error)
     except BrokenPipeError:
         _silence_stdout()
         return EXIT_FAILURE
     except OSError as error:
-        report_error("file_error", _told(error), as_json)
+        is_lost = _is_output_lost()
+        _report("file_error", _told(error, is_lost), as_json and not is_lost)
         return EXIT_FAILURE
     except (KeyboardInterrupt, typer.Abort):
-        report_error("interrupted", "interrupted", as_json)
+        _report("interrupted", "interrupted", as_json)
         return EXIT_INTERRUPTED
     except _USAGE_ERRORS as error:
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context is not None else "potluck"
-        complaint = _known_elsewhere(arguments) if command == "potluck" else None
-        report_error(BadRequest.code, complaint or f"{error.format_message()} (see `{command} --help`)", as_json)
+        _report(BadRequest.code, _misuse(error, arguments), as_json)
         return EXIT_USAGE
+
+
+def _replace_closed_streams() -> None:
+    """Python has None where a stream was closed before it began. Nothing comes from there, and whoever closed the others wants nothing."""
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115 - as long as the process lives
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+def _report(code: str, message: str, as_json: bool) -> None:
+    """On standard error where standard output takes nothing."""
+    try:
+        report_error(code, message, as_json)
+    except OSError:
+        _silence_stdout()
+        with contextlib.suppress(OSError):
+            report_error(code, message, as_json=False)
+
+
+def _misuse(error: typer.BadParameter, arguments: Sequence[str]) -> str:
+    context = error.ctx
+    command = context.command_path if context is not None else "potluck"
+    complaint = _known_elsewhere(arguments) if command == "potluck" else None
+    return complaint or f"{error.format_message()} (see `{command} --help`)"
 
 
 # What people type who come from other programs of the kind.
@@ -178,8 +201,10 @@ _NEXT = {
 }
 
 
-def _told(error: OSError) -> str:
+def _told(error: OSError, is_output_lost: bool) -> str:
     """What the system complains of, about which file, and what to do about it."""
+    if is_output_lost:
+        return f"what was to be printed cannot be written: {error.strerror or error}"
     what = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
     hint = _NEXT.get(error.errno or 0, "`potluck doctor` may know more")
     return f"{what}; {hint}"
@@ -197,6 +222,15 @@ def wants_json(arguments: Sequence[str]) -> bool:
     with contextlib.suppress(ValueError):
         options = options[: options.index("--")]
     return "--json" in options
+
+
+def _is_output_lost() -> bool:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _silence_stdout()
+        return True
+    return False
 
 
 def _silence_stdout() -> None:

@@ -4,17 +4,50 @@ from typing import Annotated
 
 import typer
 
-MaxLayersOption = Annotated[int, typer.Option("--max-layers", min=0, help="At most so many layers; 0: any.")]
+from potluck.cli.console import require_utf8
+from potluck.core.errors import BadRequest
+
+# What a node's advert can say, and a machine can do: a larger number is a slip of the keyboard.
+MOST_THREADS, _MOST_LAYERS, _MOST_STREAMS = 1024, 4096, 65_536
+_MOST_NAME_CHARACTERS = 64
+
+
+def _checked_name(name: str) -> str:
+    if len(name) > _MOST_NAME_CHARACTERS:
+        raise BadRequest(f"--name has at most {_MOST_NAME_CHARACTERS} characters")
+    return require_utf8(name, "--name")
+
+
+def _checked_own_layers(text: str | None) -> str | None:
+    """Before anything is started; whether they fit a model is known later."""
+    if text is not None:
+        from potluck.cli.chat_params import require_own_layers_like
+
+        require_own_layers_like(text)
+    return text
+
+
+MaxLayersOption = Annotated[
+    int, typer.Option("--max-layers", min=0, max=_MOST_LAYERS, help="At most so many layers; 0: any.")
+]
 MemoryOption = Annotated[str | None, typer.Option("--memory", help="For weights and KV, e.g. 4GB.")]
 ListenOption = Annotated[str | None, typer.Option("--listen", help="Address for other nodes; port 0: any.")]
 ThreadsOption = Annotated[
     int | None,
     typer.Option(
-        "--threads", "-t", min=1, help="Threads that compute. Default: one less than there are cores, at most 8."
+        "--threads",
+        "-t",
+        min=1,
+        max=MOST_THREADS,
+        help="Threads that compute. Default: one less than there are cores, at most 8.",
     ),
 ]
-StreamsOption = Annotated[int, typer.Option("--streams", min=1, help="Sessions at once; more are refused.")]
-NameOption = Annotated[str, typer.Option("--name", help="What others see; by default the machine's.")]
+StreamsOption = Annotated[
+    int, typer.Option("--streams", min=1, max=_MOST_STREAMS, help="Sessions at once; more are refused.")
+]
+NameOption = Annotated[
+    str, typer.Option("--name", callback=_checked_name, help="What others see; by default the machine's.")
+]
 InterfaceOption = Annotated[
     list[str] | None, typer.Option("--interface", metavar="NAME", help="Only these network interfaces.")
 ]
@@ -25,6 +58,7 @@ OwnLayersOption = Annotated[
     str | None,
     typer.Option(
         "--own-layers",
+        callback=_checked_own_layers,
         help="Computed here in every answer of this API: embedding,output or 0-4,25-output; keeps words at home.",
     ),
 ]

@@ -25,6 +25,12 @@ class NodeNotRunning(BadRequest):
     code = "node_not_running"
 
 
+class NodeWentAway(PotluckError):
+    """It was asked, and ended, or cannot be reached any more, before it had answered."""
+
+    code = "node_went_away"
+
+
 def running_node() -> "RunningNode":
     """What the node of this home wrote down at its start. Raises NodeNotRunning."""
     from potluck.node.identity_file import own_run_file

@@ -15,7 +15,7 @@ import typer
 from potluck.cli.console import EXIT_FAILURE, JsonOption, notice, one_line, print_json
 from potluck.core.errors import BadRequest
 
-app = typer.Typer(help="Run the node in the background, from login on.", no_args_is_help=True)
+app = typer.Typer(help="Run the node in the background, from login on.")
 
 UNIT, LABEL = "potluck.service", "potluck.node"
 _KEPT_VARIABLES = ("POTLUCK_HOME", "POTLUCK_CACHE", "POTLUCK_CONFIG", "POTLUCK_KEY")

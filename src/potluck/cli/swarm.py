@@ -1,7 +1,5 @@
 """`potluck join`, `invite`, `members`, `expel`, `plan`, `leave`: a swarm at the terminal."""
 
-import getpass
-import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +7,7 @@ import typer
 
 from potluck.cli.api_options import AllowHostOption, AllowOriginOption, ApiOption, api_options
 from potluck.cli.console import JsonOption, format_table, notice, print_json, shown_bytes
+from potluck.cli.invite_text import read_invite
 from potluck.cli.node_options import (
     BatchInvariantOption,
     ChaosOption,
@@ -28,8 +27,6 @@ from potluck.cli.running import call, running_node
 from potluck.cli.swarm_up import SwarmOptions, run_swarm_node
 from potluck.core.errors import BadRequest
 
-_MOST_INVITE_CHARACTERS = 8192
-
 if TYPE_CHECKING:
     from potluck.trust.keeper import SwarmKeeper
     from potluck.trust.records import Trust
@@ -37,7 +34,7 @@ if TYPE_CHECKING:
 
 def join(
     invite: Annotated[
-        str | None,
+        list[str] | None,
         typer.Argument(metavar="INVITE", help="What `potluck invite` printed; without it, or with -, it is asked for."),
     ] = None,
     max_layers: MaxLayersOption = 0,
@@ -64,30 +61,13 @@ def join(
     """
     from potluck.net.loop import run
     from potluck.node.machine import computing_threads
-    from potluck.trust.invites import decode_invite
 
     threads = threads or computing_threads()
     options = SwarmOptions(
         None, None, max_layers, memory, listen, threads, streams, name, tuple(interface or ()), discovery, serve, chaos,
         device, batch_invariant, api_options(api, allow_host, allow_origin), as_json, own_layers,
     )  # fmt: skip
-    run(run_swarm_node(options, decode_invite(_invite_text(invite))))
-
-
-def _invite_text(argument: str | None) -> str:
-    """From the argument, or from the terminal (unseen) or a pipe. The whole line `potluck join …` will do as well."""
-    text = argument
-    if argument is None or argument == "-":
-        is_terminal = sys.stdin.isatty()
-        text = (
-            getpass.getpass("invite (it is not shown): ")
-            if is_terminal
-            else sys.stdin.readline(_MOST_INVITE_CHARACTERS)
-        )
-    words = (text or "").split()
-    if not words:
-        raise BadRequest("there is no invite; `potluck invite` on a machine of the swarm prints one")
-    return words[-1]
+    run(run_swarm_node(options, read_invite(invite or ())))
 
 
 def invite(
@@ -260,6 +240,8 @@ def _keeper() -> "SwarmKeeper":
 
 
 def _member(keeper: "SwarmKeeper", beginning: str) -> bytes:
+    if not beginning.strip():
+        raise BadRequest("say whom: the first characters of an id that `potluck members` lists")
     found = [each.node for each in keeper.roster.members() if each.node.hex().startswith(beginning.lower())]
     if len(found) != 1:
         raise BadRequest(f"{len(found) or 'no'} members begin with {beginning}; `potluck members` lists them")

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import typer
+
 from potluck.cli.api_options import ApiOptions
-from potluck.cli.chat_params import api_params, configure_orchestrator, own_layers_of
+from potluck.cli.chat_params import api_params, configure_orchestrator, own_layers_of, require_own_layers_fit
 from potluck.cli.console import make_progress, notice, print_json
 from potluck.cli.models import open_store
 from potluck.core.errors import BadRequest, PeerRefused, PotluckError
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "smollm2-135m"
 _HOLDER_WAIT_S = 60.0
-_MOST_NAME_CHARACTERS = 64
 DEFAULT_SWARM_LISTEN = "0.0.0.0:7475"
 
 
@@ -62,8 +63,6 @@ async def run_swarm_node(options: SwarmOptions, invite: "Invite | None" = None) 
     began_s = time.monotonic()
     require_enabled()
     options = replace(options, serves=options.serves and may_serve_shards())
-    if len(options.name) > _MOST_NAME_CHARACTERS:
-        raise BadRequest(f"--name has at most {_MOST_NAME_CHARACTERS} characters")
     with own_run_file().held():  # before anything is founded or redeemed: two nodes of one home would be one twice
         key, store = own_key(), open_store()
         if invite is not None:
@@ -175,6 +174,7 @@ class _Session:
 
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._stopped.set)
+        require_own_layers_fit(self._options.own_layers, self._layer_counts())
         device = await self._device()
         settings = self._settings(device)
         progress = make_progress(self._options.as_json)
@@ -197,11 +197,14 @@ class _Session:
 
     async def _device(self) -> "DeviceFacts | None":
         """The GPU, measured; None where the CPU computes. Raises DeviceUnavailable before anybody counts on it."""
-        from potluck.node.device import measured_device
+        from potluck.node.device import ProbeInterrupted, measured_device
 
         if self._options.device == "cpu" or not self._options.serves:
             return None
-        facts = await asyncio.to_thread(measured_device, self._options.device)
+        try:
+            facts = await asyncio.to_thread(measured_device, self._options.device)
+        except ProbeInterrupted:
+            raise typer.Abort from None
         free, total = facts.free_bytes / 1e9, facts.total_bytes / 1e9
         notice(f"{facts.name}: {free:.1f} of {total:.1f} GB free, copies {facts.bytes_per_s / 1e9:.0f} GB/s")
         return facts
@@ -245,6 +248,11 @@ class _Session:
         if entry is None:
             raise BadRequest("--layers can be given once this machine has the model (potluck pull)")
         return entry.layer_count
+
+    def _layer_counts(self) -> list[int]:
+        """Of the swarm's models, as far as they are in the store."""
+        entries = [self._store.find_weights(model.weights_sha256) for model in self._keeper.roster.models()]
+        return [entry.layer_count for entry in entries if entry is not None]
 
     async def _start(self, swarm: "SwarmNode") -> None:
         try:

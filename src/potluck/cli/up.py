@@ -18,7 +18,7 @@ from potluck.cli.api_options import (
     started,
 )
 from potluck.cli.ask import find_model
-from potluck.cli.chat_params import api_params, configure_orchestrator, own_layers_of
+from potluck.cli.chat_params import api_params, configure_orchestrator, own_layers_of, require_own_layers_fit
 from potluck.cli.console import JsonOption, notice, print_json
 from potluck.cli.models import open_store
 from potluck.cli.node_options import (
@@ -113,6 +113,8 @@ def up(
     if not is_explicit:
         if spare or metrics:
             raise BadRequest("--spare and --metrics go with --layers and explicit addresses; a swarm sees to both")
+        if open_to_all:
+            raise BadRequest("--open goes with --layers where there is no swarm; in a swarm only members get in")
         swarm_options = SwarmOptions(
             model, layers, max_layers, memory, listen, threads, streams, name, tuple(interface or ()), discovery, serve, chaos,
             device, batch_invariant, chosen, as_json, own_layers,
@@ -150,6 +152,7 @@ async def _serve(options: UpOptions) -> None:
     from potluck.telemetry.page import MetricsPage
 
     require_enabled()
+    require_own_layers_fit(options.own_layers, _layer_counts(options.model))
     key = own_key()
     node = Node(key, TlsTransport(key, admit_anyone))
     stopped = asyncio.Event()
@@ -177,6 +180,10 @@ async def _serve(options: UpOptions) -> None:
             await gateway.stop()
         await page.close()
         await node.stop()
+
+
+def _layer_counts(model: str | None) -> list[int]:
+    return [entry.layer_count for entry in open_store().list() if model in (None, entry.id)]
 
 
 def _add_shard(node: "Node", options: UpOptions) -> "ShardServer":

@@ -15,6 +15,7 @@ from potluck.identity.private_file import privacy_complaint
 NODE_ID_BYTES = 32
 SIGNATURE_BYTES = 64
 _MAX_FILE_BYTES = 4096
+_WAY_OUT = "restore it from a backup, or become a new machine to others: potluck leave --forget --new-key"
 # Points of small order, with the sign bit cleared: under such a "key" anybody can make signatures that OpenSSL accepts.
 _SMALL_ORDER = frozenset(
     bytes.fromhex(point)
@@ -104,9 +105,9 @@ def load_key(path: Path) -> NodeKey:
     try:
         private = serialization.load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise BadKeyFile(f"{path}: does not hold a private key") from error
+        raise BadKeyFile(f"{path}: does not hold a private key; {_WAY_OUT}") from error
     if not isinstance(private, Ed25519PrivateKey):
-        raise BadKeyFile(f"{path}: holds another kind of key than Ed25519")
+        raise BadKeyFile(f"{path}: holds another kind of key than Ed25519; {_WAY_OUT}")
     return NodeKey(private)
 
 

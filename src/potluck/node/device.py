@@ -1,5 +1,6 @@
 """The device that this node computes on, asked in a process of its own: daemons import neither torch nor the engine."""
 
+import signal
 import subprocess
 import sys
 
@@ -13,8 +14,12 @@ _MODULE = "potluck.worker.device_probe"
 _PATIENCE_S = 180.0  # a first import of torch from a slow disk
 
 
+class ProbeInterrupted(DeviceUnavailable):
+    """Nothing is known of the device: Ctrl-C at the terminal ended the process that looked."""
+
+
 def measured_device(device: str) -> DeviceFacts:
-    """Takes some seconds. Raises DeviceUnavailable with the reason."""
+    """Takes some seconds. Raises DeviceUnavailable with the reason, ProbeInterrupted where there is none."""
     command = [sys.executable, "-P", "-m", _MODULE, device]
     try:
         done = subprocess.run(
@@ -23,6 +28,8 @@ def measured_device(device: str) -> DeviceFacts:
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise DeviceUnavailable(f"{device} did not answer within {_PATIENCE_S:.0f} s") from None
+    if done.returncode == -signal.SIGINT:
+        raise ProbeInterrupted(f"looking at {device} was interrupted")
     if done.returncode:
         reason = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise DeviceUnavailable(" ".join(reason) or f"{device} cannot be used")

@@ -71,7 +71,7 @@ def decode_invite(text: str) -> Invite:
         raise BadInvite("an invite is much shorter than that")
     text = "".join(text.split()).lower()
     if not text.startswith(PREFIX):
-        raise BadInvite(f"an invite starts with {PREFIX}")
+        raise BadInvite(f"an invite starts with {PREFIX}; copy it again, without what is before that")
     data = _from_text(text.removeprefix(PREFIX))
     body, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
     if len(body) < _HEAD.size or checksum != _checksum(body):

@@ -3,7 +3,7 @@
 import pytest
 
 from potluck.cli.chat import AnswerStream, figures_line
-from potluck.cli.chat_session import AnswerFigures, Ask, ChatSession, End, LineGatherer, ListModels, Save, Say
+from potluck.cli.chat_session import AnswerFigures, Ask, ChatSession, Choose, End, LineGatherer, ListModels, Save, Say
 from potluck.cli.console import harmless
 from potluck.client import Finished, ShardFailover, Text, Usage
 
@@ -30,6 +30,14 @@ def test_an_open_fence_can_be_dropped() -> None:
     gatherer.drop()
     assert not gatherer.is_open
     assert gatherer.add("fresh") == "fresh"
+
+
+def test_what_was_begun_when_the_lines_end_is_not_lost() -> None:
+    gatherer = LineGatherer()
+    gatherer.add('"""one')
+    gatherer.add("two")
+    assert gatherer.rest() == "one\ntwo"
+    assert not gatherer.is_open
 
 
 def test_questions_and_answers_become_the_next_questions_messages() -> None:
@@ -64,8 +72,7 @@ def test_reset_keeps_the_system_message_and_system_begins_anew() -> None:
     assert session.messages == [{"role": "system", "content": "Rhyme."}]
     session.enter("/system")
     assert session.messages == []
-    session.enter("/model other")
-    assert session.model == "other"
+    assert session.enter("/model other") == Choose("other")
 
 
 def test_a_text_of_several_lines_is_no_command() -> None:

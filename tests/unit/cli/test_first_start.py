@@ -11,7 +11,9 @@ from potluck.cli.chat import base_url
 from potluck.cli.main import run
 from potluck.core.errors import BadRequest
 from potluck.gateway.server import GatewayServer
+from potluck.node.identity_file import own_key, own_swarm_file
 from potluck.testing.memory_answering import MemoryAnswering
+from potluck.trust.keeper import SwarmKeeper
 
 
 def test_a_wrong_model_leaves_no_swarm_behind_that_would_serve_nothing(
@@ -72,3 +74,14 @@ def test_the_list_of_commands_is_in_whole_sentences(group: list[str], capsys: py
 @pytest.mark.parametrize("url", ["10.0.0.7:7470", "http://10.0.0.7:7470/", "http://10.0.0.7:7470/v1"])
 def test_another_nodes_address_may_be_typed_with_or_without_its_ends(url: str) -> None:
     assert base_url(url) == "http://10.0.0.7:7470"
+
+
+@pytest.mark.parametrize("command", ["expel", "trust"])
+@pytest.mark.parametrize("member", ["", " "])
+def test_nobody_is_not_the_beginning_of_every_members_id(
+    command: str, member: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POTLUCK_HOME", str(tmp_path))
+    SwarmKeeper.found(own_key(), own_swarm_file())
+    assert run([command, member]) == 2
+    assert "say whom" in capsys.readouterr().err

@@ -51,7 +51,7 @@ def test_rubbish_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "node.key"
     path.write_bytes(content)
     path.chmod(0o600)
-    with pytest.raises(BadKeyFile):
+    with pytest.raises(BadKeyFile, match=r"restore it from a backup, or .*: potluck leave --forget --new-key"):
         load_or_create_key(path)
     assert path.read_bytes() == content
 
