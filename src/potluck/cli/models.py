@@ -1,5 +1,6 @@
 """`potluck pull`, `potluck models`, `potluck remove`: the model store at the terminal. The store does the work."""
 
+from collections.abc import Container
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,6 +10,7 @@ from potluck.cli.console import (
     format_table,
     make_progress,
     notice,
+    one_line,
     print_json,
     shown_bytes,
     shown_count,
@@ -65,12 +67,14 @@ def models(as_json: JsonOption = False) -> None:
     store = open_store()
     entries, damaged = store.list(), store.damaged()
     if as_json:
-        return print_json({"models": entries, "damaged": damaged, "folder": str(store.root)})
-    print(
-        listing(entries) if entries else "The store is empty; `potluck pull smollm2-135m` gets a small model (98 MB)."
-    )
-    for name in damaged:
-        notice(f"{name} is damaged; `potluck remove {name}` and pull it again")
+        return print_json({"models": entries, "damaged": list(damaged), "folder": str(store.root)})
+    if entries:
+        print(listing(entries, damaged))
+    elif not damaged:
+        print("The store is empty; `potluck pull smollm2-135m` gets a small model (98 MB).")
+    for name, fault in damaged.items():
+        notice(f"{name} is damaged: {one_line(fault)}")
+    return None
 
 
 def remove(
@@ -84,14 +88,14 @@ def remove(
     print(f"{model_id} is removed")
 
 
-def listing(entries: "tuple[ModelEntry, ...]") -> str:
+def listing(entries: "tuple[ModelEntry, ...]", damaged: Container[str] = ()) -> str:
     rows = [
         (
             entry.id,
             entry.family,
             str(entry.layer_count) if entry.held is None else f"partial {entry.held} of {entry.layer_count}",
             shown_count(entry.parameter_count),
-            shown_bytes(entry.size_bytes),
+            "damaged" if entry.id in damaged else shown_bytes(entry.size_bytes),
             f"{entry.context_length:,}",
             entry.quantisation,
         )

@@ -63,7 +63,7 @@ class Steward:
         self._tasks: set[asyncio.Task[None]] = set()
         self.measure_device: Callable[[str], DeviceFacts] = measured_device
         self._loop = asyncio.get_running_loop()
-        self._known = KnownModels(node, store, self._loop.time)
+        self._known = KnownModels(node, store, self._loop.time, lambda text: self._say(text))
 
     def __repr__(self) -> str:
         return f"<Steward {list(self.duties.values())}, {len(self._tasks)} tasks>"
@@ -280,6 +280,10 @@ class Steward:
 
     async def _fetch(self, duty: ModelDuty, stage: Stage, view: View) -> None:
         model, weights = duty.record.subject, duty.costs.weights_sha256
+        if damage := self._known.damage(weights):  # was told; nothing can be fetched into its folder
+            duty.failed(damage, self._loop.time())
+            duty.fetching = None
+            return
         sources = weight_sources(weights, view)
         self._say(
             f"fetching layers {stage.start}-{stage.stop - 1} of {model} from {len(sources)} peer{'' if len(sources) == 1 else 's'}"
@@ -301,10 +305,14 @@ class Steward:
             self._wake.set()
 
     async def _load(self, duty: ModelDuty, stage: Stage) -> None:
-        stored = self._known.stored(duty.costs.weights_sha256)
-        assert stored is not None
+        weights = duty.costs.weights_sha256
         server: ShardServer | None = None
         try:
+            if not await self._known.is_sound(weights):
+                duty.failed(self._known.damage(weights), self._loop.time())
+                return
+            stored = self._known.stored(weights)
+            assert stored is not None
             named = msgspec.structs.replace(stored, id=duty.record.subject)
             server = serve(self._node, named, stage, self._serving_settings(duty, stage))
             duty.shards[server] = ShardPhase.LOADING

@@ -16,6 +16,7 @@ Of a partial model the same holds for each unit.
 import collections
 import contextlib
 import datetime
+import hashlib
 import math
 import re
 import secrets
@@ -27,7 +28,15 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from potluck.core.errors import BadModelFile, BadRequest, DownloadFailed, ModelNotFound, PotluckError, WeightsMismatch
+from potluck.core.errors import (
+    BadModelFile,
+    BadRequest,
+    DownloadFailed,
+    ModelNotFound,
+    PotluckError,
+    UnknownArchitecture,
+    WeightsMismatch,
+)
 from potluck.weights import host_files
 from potluck.weights.catalogue import CATALOGUE
 from potluck.weights.checkpoint import Checkpoint
@@ -118,8 +127,14 @@ class ModelStore:
         return folder / entry.files[0].name if entry.format == "gguf" else folder
 
     def manifest(self, name: str) -> bytes:
-        """The encoded manifest, whose hash is the model's weights_sha256."""
-        return (self.root / self.find(name).id / MANIFEST_NAME).read_bytes()
+        """The encoded manifest, whose hash is the model's weights_sha256. Raises WeightsMismatch where it is not."""
+        entry = self.find(name)
+        path = self.root / entry.id / MANIFEST_NAME
+        data = path.read_bytes() if path.is_file() else None
+        if data is None or hashlib.sha256(data).hexdigest() != entry.weights_sha256:
+            found = "is missing" if data is None else "is not the one that the model had"
+            raise WeightsMismatch(f"{path} {found}; {_pull_again(entry.id)}")
+        return data
 
     def packed_folder(self, name: str) -> Path:
         """Where the engine may keep this model's packed weights: beside the model, and gone with it."""
@@ -129,10 +144,22 @@ class ModelStore:
         """Opens a model after a look at its files' sizes; raises WeightsMismatch where somebody changed them."""
         from potluck.weights.open_model import open_checkpoint
 
-        entry = self.find(name)
-        for file in entry.files:
-            self._require_size(entry, file)
-        return open_checkpoint(self.path(name))
+        self._require_sizes(self.find(name))
+        try:
+            return open_checkpoint(self.path(name))
+        except UnknownArchitecture:
+            raise
+        except BadModelFile as error:
+            raise BadModelFile(error.file, error.field, f"{error.problem}; {_pull_again(name)}") from None
+
+    def fault(self, name: str) -> str | None:
+        """What is wrong with a model, as far as entry, manifest and sizes tell, with what to type; None where they are right."""
+        try:
+            self._require_sizes(self.find(name))
+            self.manifest(name)
+        except PotluckError as error:
+            return str(error)
+        return None
 
     def find_weights(self, weights_sha256: str) -> ModelEntry | None:
         """A model with exactly these weights, the whole one where there are several."""
@@ -244,9 +271,10 @@ class ModelStore:
         self._publish(staging)
         return entry
 
-    def damaged(self) -> tuple[str, ...]:
-        """Folders whose entry cannot be read: not ours, or harmed after they were stored."""
-        return tuple(name for name in self._folder_names() if _try_entry(self.root / name) is None)
+    def damaged(self) -> dict[str, str]:
+        """Folders that are not ours, or were harmed after they were stored, each with its `fault`."""
+        faults = {name: self.fault(name) for name in self._folder_names()}
+        return {name: fault for name, fault in faults.items() if fault is not None}
 
     def list(self) -> tuple[ModelEntry, ...]:
         """Every readable model, by id. (Last, because its name hides the built-in one from annotations below it.)"""
@@ -285,12 +313,15 @@ class ModelStore:
             return ()
         return sorted(path.name for path in self.root.iterdir() if path.is_dir() and is_model_id(path.name))
 
-    def _require_size(self, entry: ModelEntry, file: StoredFile) -> None:
-        path = self.root / entry.id / file.name
-        size_bytes = path.stat().st_size if path.is_file() else None
-        if size_bytes != file.size_bytes:
-            found = "is missing" if size_bytes is None else f"has {size_bytes:,} bytes instead of {file.size_bytes:,}"
-            raise WeightsMismatch(f"{path} {found}; `potluck remove {entry.id}` and pull it again")
+    def _require_sizes(self, entry: ModelEntry) -> None:
+        for file in entry.files:
+            path = self.root / entry.id / file.name
+            size_bytes = path.stat().st_size if path.is_file() else None
+            if size_bytes != file.size_bytes:
+                found = (
+                    "is missing" if size_bytes is None else f"has {size_bytes:,} bytes instead of {file.size_bytes:,}"
+                )
+                raise WeightsMismatch(f"{path} {found}; {_pull_again(entry.id)}")
 
     def _not_found(self, name: str) -> str:
         import difflib
@@ -314,12 +345,16 @@ def _read_entry(folder: Path) -> ModelEntry:
             raise BadModelFile(path, "size", "too large to be an entry")
         entry = msgspec.json.decode(path.read_bytes(), type=ModelEntry)
     except (OSError, msgspec.MsgspecError) as error:
-        raise BadModelFile(path, "entry", f"{error}; `potluck remove {folder.name}` and pull it again") from None
+        raise BadModelFile(path, "entry", f"{error}; {_pull_again(folder.name)}") from None
     is_partial = entry.format == "partial"
     are_files_odd = is_partial == bool(entry.files) or any(Path(file.name).name != file.name for file in entry.files)
     if entry.id != folder.name or are_files_odd:
-        raise BadModelFile(path, "id or files", f"do not belong here; `potluck remove {folder.name}` and pull it again")
+        raise BadModelFile(path, "id or files", f"do not belong here; {_pull_again(folder.name)}")
     return _with_holdings(entry, folder) if is_partial else entry
+
+
+def _pull_again(name: str) -> str:
+    return f"`potluck remove {name}` and pull it again"
 
 
 def _with_holdings(entry: ModelEntry, folder: Path) -> ModelEntry:

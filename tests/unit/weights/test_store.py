@@ -145,11 +145,11 @@ def test_a_damaged_entry_is_named_and_can_be_removed(store: ModelStore, tiny: Pa
     Puller(store).pull(str(tiny))
     (store.root / "tiny-model" / "entry.json").write_bytes(content)
     assert store.list() == ()
-    assert store.damaged() == ("tiny-model",)
+    assert list(store.damaged()) == ["tiny-model"]
     with pytest.raises(BadModelFile, match="potluck remove tiny-model"):
         store.find("tiny-model")
     store.remove("tiny-model")
-    assert store.damaged() == ()
+    assert store.damaged() == {}
 
 
 def test_an_entry_cannot_point_outside(store: ModelStore, tiny: Path) -> None:
@@ -214,7 +214,7 @@ def test_files_that_are_not_models_do_not_disturb(store: ModelStore) -> None:
     (store.root / "notes.txt").write_text("mine")
     (store.root / "My Folder").mkdir()
     assert store.list() == ()
-    assert store.damaged() == ()
+    assert store.damaged() == {}
 
 
 def test_a_lock_dies_with_its_block(tmp_path: Path) -> None:
