@@ -63,7 +63,7 @@ class Steward:
         self._tasks: set[asyncio.Task[None]] = set()
         self.measure_device: Callable[[str], DeviceFacts] = measured_device
         self._loop = asyncio.get_running_loop()
-        self._known = KnownModels(node, store, self._loop.time, lambda text: self._say(text))
+        self._known = KnownModels(node, store, self._loop.time, say)
 
     def __repr__(self) -> str:
         return f"<Steward {list(self.duties.values())}, {len(self._tasks)} tasks>"

@@ -18,6 +18,7 @@ import contextlib
 import datetime
 import hashlib
 import math
+import os
 import re
 import secrets
 import shutil
@@ -220,10 +221,8 @@ class ModelStore:
         if not is_stored and not (is_model_id(name) and self._staging_folder(name).exists()):
             raise ModelNotFound(self._not_found(name))
         with self._lock(name):
-            if is_stored:
-                doomed = self.root / _STAGING / f"{name}.removed-{secrets.token_hex(4)}"
-                (self.root / name).rename(doomed)
-                shutil.rmtree(doomed, ignore_errors=True)  # what resists is swept by a later pull
+            with self._out_of_the_way(name):
+                pass
             shutil.rmtree(self._staging_folder(name), ignore_errors=True)
 
     @contextlib.contextmanager
@@ -244,6 +243,14 @@ class ModelStore:
                 raise
             if not _holds_files(staging.folder):
                 shutil.rmtree(staging.folder, ignore_errors=True)
+
+    def reuse(self, entry: ModelEntry, staging: Staging) -> None:
+        """Stages those files of a damaged model whose size is right; whoever fills the rest checks their hashes."""
+        for file in entry.files:
+            path = self.root / entry.id / file.name
+            if is_whole(path, file) and not (staging.files / file.name).exists():
+                with contextlib.suppress(OSError):  # a file system without links: it is brought again as well
+                    os.link(path, staging.files / file.name)
 
     def admit(
         self,
@@ -287,9 +294,19 @@ class ModelStore:
             with contextlib.suppress(PermissionError):
                 host_files.sync_file(path)
         host_files.sync_folder(staging.files)
-        staging.files.rename(self.root / staging.model_id)
+        with self._out_of_the_way(staging.model_id):  # a damaged one is there until this one can take its place
+            staging.files.rename(self.root / staging.model_id)
         host_files.sync_folder(self.root)
         shutil.rmtree(staging.folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _out_of_the_way(self, name: str) -> Iterator[None]:
+        """What is stored under that name disappears at once, and its space is freed afterwards."""
+        doomed = self.root / _STAGING / f"{name}.removed-{secrets.token_hex(4)}"
+        if (self.root / name).exists():
+            (self.root / name).rename(doomed)
+        yield
+        shutil.rmtree(doomed, ignore_errors=True)  # what resists is swept by a later pull
 
     def _lock(self, model_id: str) -> contextlib.AbstractContextManager[None]:
         refusal = f"another potluck process is working on {model_id}; wait for it, or stop it"
@@ -332,6 +349,11 @@ class ModelStore:
         near = difflib.get_close_matches(name, [*names, *CATALOGUE], n=3)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         return f"there is no model {name!r} in the store; {hint}`potluck models` lists them, `potluck pull` gets one"
+
+
+def is_whole(path: Path, file: StoredFile) -> bool:
+    """As far as its size tells."""
+    return path.is_file() and path.stat().st_size == file.size_bytes
 
 
 def is_model_id(text: str) -> bool:

@@ -12,6 +12,7 @@ import pytest
 from potluck import __version__
 from potluck.cli import main
 from potluck.cli.console import LineProgress, format_table, one_line, shown_bytes, shown_count
+from tests.support.damage import DAMAGES
 from tests.support.loopback_server import LoopbackServer, stall
 from tests.support.partial_models import whole_tiny
 from tests.support.tiny_models import tiny_gguf
@@ -82,6 +83,35 @@ def test_damaged_models_are_named(capsys: pytest.CaptureFixture[str], tiny: str,
     assert main.run(["models"]) == 0
     assert "potluck remove tiny" in capsys.readouterr().err
     assert run_json(capsys, "models")["damaged"] == ["tiny"]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "deleted", "manifest"])
+def test_a_model_with_damaged_files_is_marked_and_pulled_again(
+    capsys: pytest.CaptureFixture[str], tiny: str, home: Path, damage: str
+) -> None:
+    main.run(["pull", tiny])
+    DAMAGES[damage](home / "models" / "tiny")
+    capsys.readouterr()
+    assert main.run(["models"]) == 0
+    captured = capsys.readouterr()
+    assert "damaged" in captured.out.splitlines()[1]
+    assert "potluck remove tiny" in captured.err
+    assert run_json(capsys, "models")["damaged"] == ["tiny"]
+    assert main.run(["pull", tiny]) == 0
+    assert "was here already" not in capsys.readouterr().out
+    assert run_json(capsys, "models")["damaged"] == []
+
+
+def test_a_broken_entry_is_not_called_an_empty_store_nor_a_model_that_was_here(
+    capsys: pytest.CaptureFixture[str], tiny: str, home: Path
+) -> None:
+    main.run(["pull", tiny])
+    (home / "models" / "tiny" / "entry.json").unlink()
+    capsys.readouterr()
+    assert main.run(["models"]) == 0
+    assert "empty" not in capsys.readouterr().out
+    assert main.run(["pull", tiny]) == 1
+    assert "potluck remove tiny" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

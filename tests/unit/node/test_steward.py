@@ -471,7 +471,7 @@ def test_a_damaged_model_is_told_once_in_one_line_and_what_is_sound_goes_on(
         monkeypatch.setattr(steward_module, "ModelDuty", lambda word, _: duty_of(monkeypatch, word))
         followed, said = list[str](), list[str]()
         monkeypatch.setattr(steward, "_follow", lambda duty, _: followed.append(duty.record.subject))
-        monkeypatch.setattr(steward, "_say", said.append)
+        monkeypatch.setattr(steward._known, "_say", said.append)
         steward.on_view(view(advert(KEYS[0])))
         for _ in range(3):
             steward._known._look_s = 0.0
@@ -496,6 +496,7 @@ def test_a_model_that_is_harmed_while_the_node_runs_is_neither_loaded_nor_fetche
         duty = steward.duties[word.weights_sha256] = duty_of(monkeypatch, word)
         said = list[str]()
         monkeypatch.setattr(steward, "_say", said.append)
+        monkeypatch.setattr(steward._known, "_say", said.append)
         await steward._known.look(steward._served())
         assert steward._known.has_weights(word.weights_sha256, Stage(0, 2, True, True))
         whole.store.path("tiny").rename(tmp_path / "aside")
