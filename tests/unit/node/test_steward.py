@@ -512,3 +512,38 @@ def test_a_model_that_is_harmed_while_the_node_runs_is_neither_loaded_nor_fetche
         assert steward._known.has_weights(word.weights_sha256, Stage(0, 2, True, True))
 
     run_test(main())
+
+
+@pytest.mark.parametrize(
+    ("others", "sessions", "answers", "waits_for"),
+    [
+        ((), 1, [], ""),
+        ((), 1, ["an answer"], "answers"),
+        ((advert(KEYS[1], allows_serving=False),), 0, [], ""),
+        ((advert(KEYS[1], allows_serving=False),), 1, [], "answers"),
+        ((advert(KEYS[1], allows_serving=True, is_draining=True),), 0, [], ""),
+        ((advert(KEYS[1], allows_serving=True),), 0, [], "others to take model:0-7"),
+    ],
+)
+def test_who_leaves_waits_only_for_those_who_can_take_over_and_for_answers_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: tuple[Advert, ...], sessions: int, answers: list[str], waits_for: str
+) -> None:  # fmt: skip
+    monkeypatch.setattr(steward_module, "_LEAVE_LOOK_S", 0.0)
+
+    async def main() -> None:
+        steward, node = make(tmp_path, Roster(record()), [])
+        node.orchestrator.watched = lambda: answers
+        duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record())
+        server: Any = FakeServer(Stage(0, 8, True, True), sessions)
+        duty.shards[server] = ShardPhase.SERVING
+        said, clock = list[str](), iter(range(10_000))
+        monkeypatch.setattr(steward, "_say", said.append)
+        monkeypatch.setattr(steward, "_loop", SimpleNamespace(time=lambda: next(clock)))
+        steward.on_view(view(advert(KEYS[0]), *others))
+        assert not await steward.leave(60.0), "nobody has taken it"
+        assert [waits_for in line for line in said] == ([True] if waits_for else [])
+        assert (next(clock) > 60) == bool(waits_for)
+        duty.shards.clear()
+        assert await steward.leave(60.0)
+
+    run_test(main())
