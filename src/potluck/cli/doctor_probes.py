@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
     from potluck.swarm.interfaces import Interface
-    from potluck.weights.store import ModelStore
 
 _TEST_TYPE = "_potluck-test._tcp.local."
 _MEASURE_TIMEOUT_S = 20.0
@@ -118,22 +117,9 @@ def store_findings() -> list[Finding]:
 
     store = open_store()
     try:
-        entries, damaged = store.list(), store.damaged()
-        for entry in entries:
-            if entry.id not in damaged and (problem := _opening_problem(store, entry.id)) is not None:
-                damaged[entry.id] = problem
-        return check_store(len(entries), damaged)
+        return check_store(len(store.list()), store.damaged(are_opened=True))
     except OSError as error:
         return check_store(0, {}, f"{store.root} cannot be read: {error.strerror}")
-
-
-def _opening_problem(store: "ModelStore", name: str) -> str | None:
-    """Of a model whose sizes are right: whether its files can be understood."""
-    try:
-        store.open(name).close()
-    except PotluckError as error:
-        return str(error)
-    return None
 
 
 def is_port_free(port: int) -> bool:

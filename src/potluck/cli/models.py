@@ -79,13 +79,34 @@ def models(as_json: JsonOption = False) -> None:
 
 def remove(
     model_id: Annotated[str, typer.Argument(metavar="ID", help="As `potluck models` lists it.")],
+    force: Annotated[bool, typer.Option("--force", help="Also where this machine's node is to serve it.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Delete a model from the store, and what is left of its unfinished pulls."""
-    open_store().remove(model_id)
+    store = open_store()
+    if not force:
+        _require_unused(store, model_id)
+    store.remove(model_id)
     if as_json:
         return print_json({"removed": model_id})
     print(f"{model_id} is removed")
+
+
+def _require_unused(store: "ModelStore", model_id: str) -> None:
+    """Raises BadRequest for a sound model of the swarm whose node runs from this home; a damaged one is of no use to it."""
+    from potluck.core.errors import BadRequest
+    from potluck.node.identity_file import own_key, own_run_file, own_swarm_file
+    from potluck.trust.keeper import SwarmKeeper
+
+    entries = {entry.id: entry for entry in store.list()}
+    if model_id not in entries or own_run_file().read() is None or store.fault(model_id, is_opened=True) is not None:
+        return
+    served = {model.weights_sha256: model.subject for model in SwarmKeeper(own_key(), own_swarm_file()).roster.models()}
+    if (name := served.get(entries[model_id].weights_sha256)) is not None:
+        raise BadRequest(
+            f"the node that runs from this home serves {name} with its swarm; type first: potluck withdraw {name} "
+            "(the swarm serves it no longer) or potluck leave (this machine's node ends), or here: --force"
+        )
 
 
 def listing(entries: "tuple[ModelEntry, ...]", damaged: Container[str] = ()) -> str:

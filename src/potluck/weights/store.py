@@ -153,11 +153,16 @@ class ModelStore:
         except BadModelFile as error:
             raise BadModelFile(error.file, error.field, f"{error.problem}; {_pull_again(name)}") from None
 
-    def fault(self, name: str) -> str | None:
-        """What is wrong with a model, as far as entry, manifest and sizes tell, with what to type; None where they are right."""
+    def fault(self, name: str, is_opened: bool = False) -> str | None:
+        """What is wrong with a model, with what to type; None where entry, manifest and sizes are right.
+
+        `is_opened`: and its files can be understood, which takes longer.
+        """
         try:
             self._require_sizes(self.find(name))
             self.manifest(name)
+            if is_opened:
+                self.open(name).close()
         except PotluckError as error:
             return str(error)
         return None
@@ -278,9 +283,9 @@ class ModelStore:
         self._publish(staging)
         return entry
 
-    def damaged(self) -> dict[str, str]:
+    def damaged(self, are_opened: bool = False) -> dict[str, str]:
         """Folders that are not ours, or were harmed after they were stored, each with its `fault`."""
-        faults = {name: self.fault(name) for name in self._folder_names()}
+        faults = {name: self.fault(name, are_opened) for name in self._folder_names()}
         return {name: fault for name, fault in faults.items() if fault is not None}
 
     def list(self) -> tuple[ModelEntry, ...]:
