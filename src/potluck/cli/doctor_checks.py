@@ -87,7 +87,12 @@ def check_store(count: int, damaged: Mapping[str, str], problem: str | None = No
         return [Finding("models", "fail", problem, "make it readable, or name another place: POTLUCK_HOME=FOLDER")]
     if damaged:
         return [
-            Finding(f"model {name}", "fail", fault, f"potluck remove {name}, and pull it again")
+            Finding(
+                f"model {name}",
+                "fail",
+                fault.partition("; `potluck remove ")[0],
+                f"potluck remove {name}, and pull it again",
+            )
             for name, fault in damaged.items()
         ]
     return [Finding("models", "ok", f"{counted(count, 'model')} in the store, of the right size" if count else "none")]

@@ -106,14 +106,11 @@ class Steward:
         """What a node that leaves waits for; empty where there is nothing."""
         servers = [server for duty in self.duties.values() for server in duty.shards]
         others = [seen.advert for seen in self._view.usable() if not seen.is_own] if self._view is not None else []
-        takers = [
-            advert
-            for advert in others
-            if self._roster().may_serve(advert.node)
-            and advert.allows_serving
-            and not (advert.is_draining or advert.is_leaving)
-        ]
-        if servers and takers:
+        # Whoever does not serve at the moment may be about to try again.
+        has_takers = any(
+            self._roster().may_serve(advert.node) and not (advert.is_draining or advert.is_leaving) for advert in others
+        )
+        if servers and has_takers:
             return f"others to take {', '.join(sorted(server.shard_id for server in servers))}"
         # Alone, what runs is this node's own: shards keep sessions for a next turn, which need not be waited for.
         sessions = sum(server.core.session_count for server in servers) if others else 0

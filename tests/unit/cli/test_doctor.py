@@ -208,6 +208,7 @@ def test_damaged_models_are_found(member: Path, capsys: pytest.CaptureFixture[st
     DAMAGES[damage](member / "models" / "tiny")
     finding = _found(capsys)["model tiny"]
     assert (finding.verdict, "potluck remove tiny" in finding.next) == ("fail", True)
+    assert "potluck remove" not in finding.text, "once is enough"
 
 
 def test_a_broken_entry_and_folders_in_the_place_of_files_are_found(

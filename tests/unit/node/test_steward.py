@@ -519,10 +519,10 @@ def test_a_model_that_is_harmed_while_the_node_runs_is_neither_loaded_nor_fetche
     [
         ((), 1, [], ""),
         ((), 1, ["an answer"], "answers"),
-        ((advert(KEYS[1], allows_serving=False),), 0, [], ""),
-        ((advert(KEYS[1], allows_serving=False),), 1, [], "answers"),
-        ((advert(KEYS[1], allows_serving=True, is_draining=True),), 0, [], ""),
-        ((advert(KEYS[1], allows_serving=True),), 0, [], "others to take model:0-7"),
+        ((advert(KEYS[2]),), 0, [], ""),
+        ((advert(KEYS[2]),), 1, [], "answers"),
+        ((advert(KEYS[1], is_draining=True),), 0, [], ""),
+        ((advert(KEYS[1]),), 0, [], "others to take model:0-7"),
     ],
 )
 def test_who_leaves_waits_only_for_those_who_can_take_over_and_for_answers_and_says_so(
@@ -531,7 +531,9 @@ def test_who_leaves_waits_only_for_those_who_can_take_over_and_for_answers_and_s
     monkeypatch.setattr(steward_module, "_LEAVE_LOOK_S", 0.0)
 
     async def main() -> None:
-        steward, node = make(tmp_path, Roster(record()), [])
+        roster = Roster(record())
+        steward, node = make(tmp_path, roster, [])
+        monkeypatch.setattr(roster, "may_serve", lambda node: node != KEYS[2].node_id)
         node.orchestrator.watched = lambda: answers
         duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record())
         server: Any = FakeServer(Stage(0, 8, True, True), sessions)
