@@ -77,14 +77,16 @@ def _machine() -> "Iterator[Finding]":
 
 
 def _files() -> "Iterator[Finding]":
-    from potluck.cli.doctor_probes import privacy_of
+    from potluck.cli.doctor_probes import key_problem, privacy_of, store_findings, swarm_problem, writing_problem
     from potluck.node.configuration_file import configuration_bytes, configuration_path, read_configuration
     from potluck.node.identity_file import key_path
 
     key = key_path()
-    yield checks.check_private_file("key", str(key), privacy_of(key))
+    yield checks.check_home(str(key.parent), writing_problem(key.parent))
+    yield checks.check_private_file("key", str(key), privacy_of(key), key_problem(key))
     swarm = key.with_suffix(".swarm")
-    yield checks.check_private_file("swarm file", str(swarm), privacy_of(swarm))
+    yield checks.check_private_file("swarm file", str(swarm), privacy_of(swarm), swarm_problem(key, swarm))
+    yield from store_findings()
     try:
         read_configuration()
         yield checks.check_configuration(configuration_path(), configuration_bytes() is not None, None)
@@ -98,7 +100,7 @@ def _node() -> "tuple[Any, Finding]":
 
     try:
         details = running_details()
-    except PotluckError as error:
+    except (PotluckError, OSError) as error:
         return None, checks.Finding("node", "fail", str(error), "end it and start it again: potluck up")
     if details is None:
         return None, checks.Finding(

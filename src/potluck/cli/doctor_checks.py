@@ -71,8 +71,41 @@ def check_disk(folder: str, free_bytes: int) -> Finding:
     return Finding("disk", "ok", text)
 
 
-def check_private_file(what: str, path: str, complaint: str | None) -> Finding:
-    """`complaint` None: its owner's alone; empty: there is no file yet."""
+def check_home(folder: str, problem: str | None) -> Finding:
+    """`problem`: why no file can be written there."""
+    if problem is not None:
+        return Finding(
+            "home", "fail", f"{folder} cannot be written: {problem}",
+            "make it writable, or name another place: POTLUCK_HOME=FOLDER",
+        )  # fmt: skip
+    return Finding("home", "ok", f"{folder} can be written")
+
+
+def check_store(count: int, damaged: Mapping[str, str], problem: str | None = None) -> list[Finding]:
+    """`damaged`: what is wrong with which model; `problem`: why the store cannot be read at all."""
+    if problem is not None:
+        return [Finding("models", "fail", problem, "make it readable, or name another place: POTLUCK_HOME=FOLDER")]
+    if damaged:
+        return [
+            Finding(
+                f"model {name}",
+                "fail",
+                fault.partition("; `potluck remove ")[0],
+                f"potluck remove {name}, and pull it again",
+            )
+            for name, fault in damaged.items()
+        ]
+    return [Finding("models", "ok", f"{counted(count, 'model')} in the store, of the right size" if count else "none")]
+
+
+def check_private_file(what: str, path: str, complaint: str | None, problem: str | None = None) -> Finding:
+    """`complaint` None: its owner's alone; empty: there is no file yet. `problem`: of what is in it."""
+    if not complaint and problem is not None:
+        return Finding(
+            what, "fail", problem, "put back a copy; or begin anew: potluck leave --forget --new-key, then potluck join"
+        )
+    if complaint == "is not a file":
+        return Finding(what, "fail", f"{path} {complaint}", f"move it away: mv {path} {path}.old")
     if complaint:
         return Finding(what, "fail", f"{path} {complaint}", f"chmod 600 {path}")
     return Finding(what, "ok", f"{path} is yours alone" if complaint is None else f"none yet ({path})")

@@ -5,14 +5,15 @@ import ipaddress
 import os
 import shutil
 import socket
+import tempfile
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potluck.cli.doctor_checks import Heard, Throughput
+from potluck.cli.doctor_checks import Finding, Heard, Throughput, check_store
 from potluck.cli.running import NodeNotRunning, call
-from potluck.core.errors import PotluckError
+from potluck.core.errors import BadKeyFile, PotluckError
 
 if TYPE_CHECKING:
     from zeroconf import ServiceStateChange, Zeroconf
@@ -63,6 +64,62 @@ def privacy_of(path: Path) -> str | None:
         return privacy_complaint(path, path.lstat())
     except FileNotFoundError:
         return ""
+    except OSError as error:
+        return f"cannot be looked at: {error.strerror}"
+
+
+def writing_problem(folder: Path) -> str | None:
+    """Why no file can be made in the folder, or where it will be; a mount that is read-only shows only when one tries."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder, prefix=".doctor-"):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def key_problem(path: Path) -> str | None:
+    """What is wrong with the key in the file; None where it is good, or where there is none."""
+    from potluck.identity.keys import load_key
+
+    try:
+        load_key(path)
+    except FileNotFoundError:
+        return None
+    except (PotluckError, OSError) as error:
+        return str(error)
+    return None
+
+
+def swarm_problem(key: Path, path: Path) -> str | None:
+    """The same of the swarm's file, which belongs to one key."""
+    from potluck.identity.keys import load_key
+    from potluck.trust.keeper import SwarmKeeper
+    from potluck.trust.swarm_file import SwarmFile
+
+    file = SwarmFile(path)
+    try:
+        if file.read() is None:
+            return None
+        SwarmKeeper(load_key(key), file)
+    except FileNotFoundError:
+        return f"{path} belongs to a key that is not here ({key})"
+    except BadKeyFile:
+        return None  # is said of the key
+    except (PotluckError, OSError) as error:
+        return str(error)
+    return None
+
+
+def store_findings() -> list[Finding]:
+    from potluck.cli.models import open_store
+
+    store = open_store()
+    try:
+        return check_store(len(store.list()), store.damaged(are_opened=True))
+    except OSError as error:
+        return check_store(0, {}, f"{store.root} cannot be read: {error.strerror}")
 
 
 def is_port_free(port: int) -> bool:

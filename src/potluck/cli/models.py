@@ -1,5 +1,6 @@
 """`potluck pull`, `potluck models`, `potluck remove`: the model store at the terminal. The store does the work."""
 
+from collections.abc import Container
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,6 +10,7 @@ from potluck.cli.console import (
     format_table,
     make_progress,
     notice,
+    one_line,
     print_json,
     shown_bytes,
     shown_count,
@@ -65,33 +67,56 @@ def models(as_json: JsonOption = False) -> None:
     store = open_store()
     entries, damaged = store.list(), store.damaged()
     if as_json:
-        return print_json({"models": entries, "damaged": damaged, "folder": str(store.root)})
-    print(
-        listing(entries) if entries else "The store is empty; `potluck pull smollm2-135m` gets a small model (98 MB)."
-    )
-    for name in damaged:
-        notice(f"{name} is damaged; `potluck remove {name}` and pull it again")
+        return print_json({"models": entries, "damaged": list(damaged), "folder": str(store.root)})
+    if entries:
+        print(listing(entries, damaged))
+    elif not damaged:
+        print("The store is empty; `potluck pull smollm2-135m` gets a small model (98 MB).")
+    for name, fault in damaged.items():
+        notice(f"{name} is damaged: {one_line(fault)}")
+    return None
 
 
 def remove(
     model_id: Annotated[str, typer.Argument(metavar="ID", help="As `potluck models` lists it.")],
+    force: Annotated[bool, typer.Option("--force", help="Also where this machine's node is to serve it.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Delete a model from the store, and what is left of its unfinished pulls."""
-    open_store().remove(model_id)
+    store = open_store()
+    if not force:
+        _require_unused(store, model_id)
+    store.remove(model_id)
     if as_json:
         return print_json({"removed": model_id})
     print(f"{model_id} is removed")
 
 
-def listing(entries: "tuple[ModelEntry, ...]") -> str:
+def _require_unused(store: "ModelStore", model_id: str) -> None:
+    """Raises BadRequest for a sound model of the swarm whose node runs from this home; a damaged one is of no use to it."""
+    from potluck.core.errors import BadRequest
+    from potluck.node.identity_file import own_key, own_run_file, own_swarm_file
+    from potluck.trust.keeper import SwarmKeeper
+
+    entries = {entry.id: entry for entry in store.list()}
+    if model_id not in entries or own_run_file().read() is None or store.fault(model_id, is_opened=True) is not None:
+        return
+    served = {model.weights_sha256: model.subject for model in SwarmKeeper(own_key(), own_swarm_file()).roster.models()}
+    if (name := served.get(entries[model_id].weights_sha256)) is not None:
+        raise BadRequest(
+            f"the node that runs from this home serves {name} with its swarm; type first: potluck withdraw {name} "
+            "(the swarm serves it no longer) or potluck leave (this machine's node ends), or here: --force"
+        )
+
+
+def listing(entries: "tuple[ModelEntry, ...]", damaged: Container[str] = ()) -> str:
     rows = [
         (
             entry.id,
             entry.family,
             str(entry.layer_count) if entry.held is None else f"partial {entry.held} of {entry.layer_count}",
             shown_count(entry.parameter_count),
-            shown_bytes(entry.size_bytes),
+            "damaged" if entry.id in damaged else shown_bytes(entry.size_bytes),
             f"{entry.context_length:,}",
             entry.quantisation,
         )

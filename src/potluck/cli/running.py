@@ -1,5 +1,7 @@
 """How commands talk to the node that runs from this home: over its own API on loopback."""
 
+import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _LOADING_S, _GATHERING_S = 300.0, 10.0  # how long an answer is worth waiting for
 _TIMEOUT_S = 10.0
+_QUIET_S = 1.0  # what takes longer is explained
+_ENDING_S = 3.0
+_TAKES_LONG = {"/potluck/leave": "others take over this machine's layers, and the answers that use them end"}
 _SILENCE_S = 30.0  # an open stream has a sign of life every ten seconds
 
 
@@ -47,9 +52,12 @@ def call(method: str, path: str, body: object = None, timeout_s: float = _TIMEOU
 
     address, connection = _connection(timeout_s)
     try:
-        response = _request(address, connection, method, path, body)
-        answer = msgspec.json.decode(response.read())
+        with _told_while_waiting(path, timeout_s):
+            response = _request(address, connection, method, path, body)
+            answer = msgspec.json.decode(response.read())
     except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
+        if not isinstance(error, TimeoutError) and _has_ended():
+            raise PotluckError(f"the node at {address} has ended; type: potluck up") from None
         raise PotluckError(f"the node at {address} does not answer: {error}; see its log, or: potluck doctor") from None
     finally:
         connection.close()
@@ -57,6 +65,33 @@ def call(method: str, path: str, body: object = None, timeout_s: float = _TIMEOU
         told = answer.get("error", {})
         raise refusal(response.status, str(told.get("code")), told.get("message") or f"status {response.status}")
     return answer
+
+
+@contextlib.contextmanager
+def _told_while_waiting(path: str, timeout_s: float) -> Iterator[None]:
+    """Says what takes long, where something is known to: nobody should look at an empty line for a minute."""
+    timer = None
+    if path in _TAKES_LONG:
+        timer = threading.Timer(_QUIET_S, notice, [f"{_TAKES_LONG[path]}; waiting up to {timeout_s:.0f} s"])
+        timer.daemon = True
+        timer.start()
+    try:
+        yield
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+def _has_ended() -> bool:
+    """Whether the node has gone, or is about to: its connections end before it does."""
+    from potluck.node.identity_file import own_run_file
+
+    deadline_s = time.monotonic() + _ENDING_S
+    while own_run_file().read() is not None:
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def refusal(status: int, code: str, message: str) -> PotluckError:

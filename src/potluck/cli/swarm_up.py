@@ -84,6 +84,8 @@ def _own_swarm(key: "NodeKey", store: "ModelStore", options: SwarmOptions) -> "S
     keeper = SwarmKeeper.found(key, file, options.name) if is_new else SwarmKeeper(key, file)
     if is_new:
         notice(f"founded a swarm ({keeper.roster.swarm.hex()[:8]})")
+    if wanted is None and options.serves:
+        _require_sound(store, [model.weights_sha256 for model in keeper.roster.models()])
     if wanted is not None:
         served = {(model.subject, model.weights_sha256) for model in keeper.roster.models()}
         if (wanted.id, wanted.weights_sha256) not in served:
@@ -92,8 +94,9 @@ def _own_swarm(key: "NodeKey", store: "ModelStore", options: SwarmOptions) -> "S
 
 
 def _wanted_model(store: "ModelStore", options: SwarmOptions) -> "ModelEntry":
-    """The model that was named; else one of the store, where the default is brought if there is none."""
+    """The model that was named; else one of the store, where the default is brought if there is none. Raises where it is damaged."""
     from potluck.cli.ask import find_model
+    from potluck.node.serving import read_stored_model
     from potluck.weights.pull import Puller
 
     if options.model is None and not store.list():
@@ -103,7 +106,25 @@ def _wanted_model(store: "ModelStore", options: SwarmOptions) -> "ModelEntry":
             Puller(store, progress).pull(DEFAULT_MODEL)
         finally:
             progress.finish()
-    return find_model(store, options.model)
+    entry = find_model(store, options.model)
+    read_stored_model(store, entry.id)
+    return entry
+
+
+def _require_sound(store: "ModelStore", served: Sequence[str]) -> None:
+    """Raises what is wrong with the swarm's models here where none of them is sound: this node could serve nothing."""
+    from potluck.node.serving import read_stored_model
+
+    found = [entry for weights in served if (entry := store.find_weights(weights)) is not None]
+    problem: PotluckError | None = None
+    for entry in found:
+        try:
+            read_stored_model(store, entry.id)
+            return
+        except PotluckError as error:
+            problem = problem or error
+    if problem is not None:
+        raise problem
 
 
 async def _redeem(key: "NodeKey", invite: "Invite") -> "SwarmKeeper":

@@ -14,7 +14,7 @@ def configuration_path() -> str:
 
 
 def configuration_bytes() -> bytes | None:
-    """The file as it is; None where there is none. Raises BadRequest where POTLUCK_CONFIG names one that is not there."""
+    """The file as it is; None where there is none. Raises BadRequest where it cannot be read, or POTLUCK_CONFIG names none."""
     path = configuration_path()
     try:
         with open(path, "rb") as file:
@@ -23,6 +23,8 @@ def configuration_bytes() -> bytes | None:
         if os.environ.get(CONFIG_VARIABLE):
             raise BadRequest(f"{CONFIG_VARIABLE} names {path}, which does not exist") from None
         return None
+    except OSError as error:
+        raise BadRequest(f"{path} cannot be read: {error.strerror}") from None
 
 
 def read_configuration() -> DistributedSettings:

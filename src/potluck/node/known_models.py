@@ -20,15 +20,19 @@ from potluck.wire.messages import Stage
 _LOG = logging.getLogger(__name__)
 _STORE_LOOK_S = 5.0  # between looks whether a model has come to this disk by other ways
 _ASK_AGAIN_S = 1.0
+_REMOVED = "the model's files are no longer in the store; `potluck models` lists what is"
 _MAX_LOOKING = 8  # for manifests at once: a swarm may name models that nobody has
 
 
 class KnownModels:
     """All of it by the weights' hash."""
 
-    def __init__(self, node: Node, store: ModelStore, clock: Callable[[], float]) -> None:
-        self._node, self._store, self._clock = node, store, clock
+    def __init__(
+        self, node: Node, store: ModelStore, clock: Callable[[], float], say: Callable[[str], None] = _LOG.warning
+    ) -> None:
+        self._node, self._store, self._clock, self._say = node, store, clock, say
         self._stored: dict[str, StoredModel | None] = {}
+        self._damage: dict[str, str] = {}  # what is wrong with a model on this disk, which counts as not there
         self._manifests: dict[str, bytes] = {}  # of models whose weights are elsewhere
         self._looking: set[str] = set()
         self._look_s = 0.0
@@ -50,6 +54,8 @@ class KnownModels:
             self._stored[weights] = None
             if weights in held:
                 await self.read(weights)
+            else:
+                self._damage.pop(weights, None)  # removed: others may give it
 
     def _forget_others(self, served: Mapping[str, object]) -> None:
         """What the swarm serves no more is not kept, but what is on the disk is still offered to others."""
@@ -57,16 +63,52 @@ class KnownModels:
         self._stored = {
             weights: each for weights, each in self._stored.items() if weights in served or each is not None
         }
+        self._damage = {weights: fault for weights, fault in self._damage.items() if weights in served}
 
     async def read(self, weights_sha256: str, is_changed: bool = False) -> StoredModel | None:
-        """A model from the disk; `is_changed`: also where it was read before."""
+        """A model from the disk, None where it is damaged; `is_changed`: also where it was read before."""
         if is_changed or self._stored.get(weights_sha256) is None:
-            self._stored[weights_sha256] = await asyncio.to_thread(self._read, weights_sha256)
+            try:
+                self._stored[weights_sha256] = await asyncio.to_thread(self._read, weights_sha256)
+                self._damage.pop(weights_sha256, None)
+            except (PotluckError, OSError) as error:
+                self._stored[weights_sha256] = None
+                await self._on_damage(weights_sha256, str(error))
         return self._stored[weights_sha256]
 
     def _read(self, weights_sha256: str) -> StoredModel | None:
         entry = self._store.find_weights(weights_sha256)
         return None if entry is None else read_stored_model(self._store, entry.id)
+
+    async def _on_damage(self, weights_sha256: str, problem: str) -> None:
+        """Told once. The manifest may be right though the weights are not: then the model can be planned, and others hold it."""
+        if self._damage.get(weights_sha256) == problem:
+            return
+        self._damage[weights_sha256] = problem
+        self._say(problem)
+        try:
+            entry = await asyncio.to_thread(self._store.find_weights, weights_sha256)
+            if entry is not None:
+                self._manifests[weights_sha256] = await asyncio.to_thread(self._store.manifest, entry.id)
+        except (PotluckError, OSError) as error:
+            _LOG.debug("no manifest of %s from this disk: %s", weights_sha256[:12], error)
+
+    async def is_sound(self, weights_sha256: str) -> bool:
+        """Whether files that were read before are still as they were; where they are not that is told, and they count as gone."""
+        stored = self._stored.get(weights_sha256)
+        fault = None if stored is None else await asyncio.to_thread(self._fault, stored.weights_sha256)
+        if fault is not None:
+            self._stored[weights_sha256] = None
+            await self._on_damage(weights_sha256, fault)
+        return self._stored.get(weights_sha256) is not None
+
+    def _fault(self, weights_sha256: str) -> str | None:
+        entry = self._store.find_weights(weights_sha256)
+        return _REMOVED if entry is None else self._store.fault(entry.id)
+
+    def damage(self, weights_sha256: str) -> str:
+        """What is wrong with the model on this disk; empty where nothing is, or where it is not here."""
+        return self._damage.get(weights_sha256, "")
 
     def stored(self, weights_sha256: str) -> StoredModel | None:
         return self._stored.get(weights_sha256)

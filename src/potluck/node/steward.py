@@ -41,6 +41,7 @@ _REPLAN_S = 5.0  # of a swarm that serves everything; where layers lack a holder
 _TELL_IMPOSSIBLE_S = 5.0
 _KEEP_WITHIN = 0.3  # what is held stays unless a plan is better by so much: measured figures are no better than that
 _WELL_AFTER_S = 60.0
+_LEAVE_LOOK_S = 0.1
 _LOAD_LOOK_S = 0.5  # between looks whether a worker that loads keeps dying
 
 
@@ -63,7 +64,7 @@ class Steward:
         self._tasks: set[asyncio.Task[None]] = set()
         self.measure_device: Callable[[str], DeviceFacts] = measured_device
         self._loop = asyncio.get_running_loop()
-        self._known = KnownModels(node, store, self._loop.time)
+        self._known = KnownModels(node, store, self._loop.time, say)
 
     def __repr__(self) -> str:
         return f"<Steward {list(self.duties.values())}, {len(self._tasks)} tasks>"
@@ -85,16 +86,36 @@ class Steward:
         self._wake.set()
 
     async def leave(self, patience_s: float) -> bool:
-        """Gives everything up once others serve it and its sessions have ended; whether that was so within the time."""
+        """Gives everything up once others serve it and its sessions have ended; whether that was so within the time.
+
+        Where nobody is there who could take anything, only the answers that run are waited for.
+        """
         self.statement.is_leaving = True
         deadline = self._loop.time() + patience_s
         self._tell(self._loop.time())
-        while self._loop.time() < deadline:
-            if not any(duty.shards for duty in self.duties.values()):
-                return True
+        told = ""
+        while (waiting := self._reason_to_stay()) and self._loop.time() < deadline:
+            if waiting != told:
+                self._say(f"leaving; waiting up to {deadline - self._loop.time():.0f} s for {waiting}")
+                told = waiting
             self._wake.set()
-            await asyncio.sleep(0.1)
-        return False
+            await asyncio.sleep(_LEAVE_LOOK_S)
+        return not any(duty.shards for duty in self.duties.values())
+
+    def _reason_to_stay(self) -> str:
+        """What a node that leaves waits for; empty where there is nothing."""
+        servers = [server for duty in self.duties.values() for server in duty.shards]
+        others = [seen.advert for seen in self._view.usable() if not seen.is_own] if self._view is not None else []
+        # Whoever does not serve at the moment may be about to try again.
+        has_takers = any(
+            self._roster().may_serve(advert.node) and not (advert.is_draining or advert.is_leaving) for advert in others
+        )
+        if servers and has_takers:
+            return f"others to take {', '.join(sorted(server.shard_id for server in servers))}"
+        # Alone, what runs is this node's own: shards keep sessions for a next turn, which need not be waited for.
+        sessions = sum(server.core.session_count for server in servers) if others else 0
+        is_answering = sessions or (servers and self._node.orchestrator.watched())
+        return "the answers that run to end" if is_answering else ""
 
     # ------------------------------------------------------------ rounds
 
@@ -280,6 +301,10 @@ class Steward:
 
     async def _fetch(self, duty: ModelDuty, stage: Stage, view: View) -> None:
         model, weights = duty.record.subject, duty.costs.weights_sha256
+        if damage := self._known.damage(weights):  # was told; nothing can be fetched into its folder
+            duty.failed(damage, self._loop.time())
+            duty.fetching = None
+            return
         sources = weight_sources(weights, view)
         self._say(
             f"fetching layers {stage.start}-{stage.stop - 1} of {model} from {len(sources)} peer{'' if len(sources) == 1 else 's'}"
@@ -301,10 +326,14 @@ class Steward:
             self._wake.set()
 
     async def _load(self, duty: ModelDuty, stage: Stage) -> None:
-        stored = self._known.stored(duty.costs.weights_sha256)
-        assert stored is not None
+        weights = duty.costs.weights_sha256
         server: ShardServer | None = None
         try:
+            if not await self._known.is_sound(weights):
+                duty.failed(self._known.damage(weights), self._loop.time())
+                return
+            stored = self._known.stored(weights)
+            assert stored is not None
             named = msgspec.structs.replace(stored, id=duty.record.subject)
             server = serve(self._node, named, stage, self._serving_settings(duty, stage))
             duty.shards[server] = ShardPhase.LOADING

@@ -47,7 +47,7 @@ class Puller:
         self._pip = pip or Pip()
 
     def pull(self, text: str, name: str | None = None, is_linked: bool = False) -> Pulled:
-        """Brings one model into the store, or finds that it is there.
+        """Brings one model into the store, or finds that it is there; one that is there with files missing or cut short is mended.
 
         Raises ModelNotFound, BadRequest, BadModelFile or DownloadFailed; the store then holds what it held before.
         """
@@ -73,8 +73,11 @@ class Puller:
     def _bring(self, transfer: Transfer, model_id: str) -> Pulled:
         with self._store.stage(model_id) as staging:
             existing = self._existing(transfer, model_id)
-            if existing is not None:
+            if existing is not None and self._store.fault(model_id) is None:
                 return Pulled(existing, is_new=False)
+            if existing is not None:
+                self._progress.say(f"{model_id} is damaged; bringing again what is missing")
+                self._store.reuse(existing, staging)
             files = [_staged(file, staging, transfer, self._progress) for file in transfer.choice.files]
             entry = self._store.admit(
                 staging, files, format=transfer.choice.format, source=transfer.source, progress=self._progress

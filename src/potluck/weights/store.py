@@ -16,7 +16,9 @@ Of a partial model the same holds for each unit.
 import collections
 import contextlib
 import datetime
+import hashlib
 import math
+import os
 import re
 import secrets
 import shutil
@@ -27,7 +29,15 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from potluck.core.errors import BadModelFile, BadRequest, DownloadFailed, ModelNotFound, PotluckError, WeightsMismatch
+from potluck.core.errors import (
+    BadModelFile,
+    BadRequest,
+    DownloadFailed,
+    ModelNotFound,
+    PotluckError,
+    UnknownArchitecture,
+    WeightsMismatch,
+)
 from potluck.weights import host_files
 from potluck.weights.catalogue import CATALOGUE
 from potluck.weights.checkpoint import Checkpoint
@@ -118,8 +128,14 @@ class ModelStore:
         return folder / entry.files[0].name if entry.format == "gguf" else folder
 
     def manifest(self, name: str) -> bytes:
-        """The encoded manifest, whose hash is the model's weights_sha256."""
-        return (self.root / self.find(name).id / MANIFEST_NAME).read_bytes()
+        """The encoded manifest, whose hash is the model's weights_sha256. Raises WeightsMismatch where it is not."""
+        entry = self.find(name)
+        path = self.root / entry.id / MANIFEST_NAME
+        data = path.read_bytes() if path.is_file() else None
+        if data is None or hashlib.sha256(data).hexdigest() != entry.weights_sha256:
+            found = "is missing" if data is None else "is not the one that the model had"
+            raise WeightsMismatch(f"{path} {found}; {_pull_again(entry.id)}")
+        return data
 
     def packed_folder(self, name: str) -> Path:
         """Where the engine may keep this model's packed weights: beside the model, and gone with it."""
@@ -129,10 +145,27 @@ class ModelStore:
         """Opens a model after a look at its files' sizes; raises WeightsMismatch where somebody changed them."""
         from potluck.weights.open_model import open_checkpoint
 
-        entry = self.find(name)
-        for file in entry.files:
-            self._require_size(entry, file)
-        return open_checkpoint(self.path(name))
+        self._require_sizes(self.find(name))
+        try:
+            return open_checkpoint(self.path(name))
+        except UnknownArchitecture:
+            raise
+        except BadModelFile as error:
+            raise BadModelFile(error.file, error.field, f"{error.problem}; {_pull_again(name)}") from None
+
+    def fault(self, name: str, is_opened: bool = False) -> str | None:
+        """What is wrong with a model, with what to type; None where entry, manifest and sizes are right.
+
+        `is_opened`: and its files can be understood, which takes longer.
+        """
+        try:
+            self._require_sizes(self.find(name))
+            self.manifest(name)
+            if is_opened:
+                self.open(name).close()
+        except PotluckError as error:
+            return str(error)
+        return None
 
     def find_weights(self, weights_sha256: str) -> ModelEntry | None:
         """A model with exactly these weights, the whole one where there are several."""
@@ -193,10 +226,8 @@ class ModelStore:
         if not is_stored and not (is_model_id(name) and self._staging_folder(name).exists()):
             raise ModelNotFound(self._not_found(name))
         with self._lock(name):
-            if is_stored:
-                doomed = self.root / _STAGING / f"{name}.removed-{secrets.token_hex(4)}"
-                (self.root / name).rename(doomed)
-                shutil.rmtree(doomed, ignore_errors=True)  # what resists is swept by a later pull
+            with self._out_of_the_way(name):
+                pass
             shutil.rmtree(self._staging_folder(name), ignore_errors=True)
 
     @contextlib.contextmanager
@@ -217,6 +248,14 @@ class ModelStore:
                 raise
             if not _holds_files(staging.folder):
                 shutil.rmtree(staging.folder, ignore_errors=True)
+
+    def reuse(self, entry: ModelEntry, staging: Staging) -> None:
+        """Stages those files of a damaged model whose size is right; whoever fills the rest checks their hashes."""
+        for file in entry.files:
+            path = self.root / entry.id / file.name
+            if is_whole(path, file) and not (staging.files / file.name).exists():
+                with contextlib.suppress(OSError):  # a file system without links: it is brought again as well
+                    os.link(path, staging.files / file.name)
 
     def admit(
         self,
@@ -244,9 +283,10 @@ class ModelStore:
         self._publish(staging)
         return entry
 
-    def damaged(self) -> tuple[str, ...]:
-        """Folders whose entry cannot be read: not ours, or harmed after they were stored."""
-        return tuple(name for name in self._folder_names() if _try_entry(self.root / name) is None)
+    def damaged(self, are_opened: bool = False) -> dict[str, str]:
+        """Folders that are not ours, or were harmed after they were stored, each with its `fault`."""
+        faults = {name: self.fault(name, are_opened) for name in self._folder_names()}
+        return {name: fault for name, fault in faults.items() if fault is not None}
 
     def list(self) -> tuple[ModelEntry, ...]:
         """Every readable model, by id. (Last, because its name hides the built-in one from annotations below it.)"""
@@ -259,9 +299,19 @@ class ModelStore:
             with contextlib.suppress(PermissionError):
                 host_files.sync_file(path)
         host_files.sync_folder(staging.files)
-        staging.files.rename(self.root / staging.model_id)
+        with self._out_of_the_way(staging.model_id):  # a damaged one is there until this one can take its place
+            staging.files.rename(self.root / staging.model_id)
         host_files.sync_folder(self.root)
         shutil.rmtree(staging.folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _out_of_the_way(self, name: str) -> Iterator[None]:
+        """What is stored under that name disappears at once, and its space is freed afterwards."""
+        doomed = self.root / _STAGING / f"{name}.removed-{secrets.token_hex(4)}"
+        if (self.root / name).exists():
+            (self.root / name).rename(doomed)
+        yield
+        shutil.rmtree(doomed, ignore_errors=True)  # what resists is swept by a later pull
 
     def _lock(self, model_id: str) -> contextlib.AbstractContextManager[None]:
         refusal = f"another potluck process is working on {model_id}; wait for it, or stop it"
@@ -285,12 +335,15 @@ class ModelStore:
             return ()
         return sorted(path.name for path in self.root.iterdir() if path.is_dir() and is_model_id(path.name))
 
-    def _require_size(self, entry: ModelEntry, file: StoredFile) -> None:
-        path = self.root / entry.id / file.name
-        size_bytes = path.stat().st_size if path.is_file() else None
-        if size_bytes != file.size_bytes:
-            found = "is missing" if size_bytes is None else f"has {size_bytes:,} bytes instead of {file.size_bytes:,}"
-            raise WeightsMismatch(f"{path} {found}; `potluck remove {entry.id}` and pull it again")
+    def _require_sizes(self, entry: ModelEntry) -> None:
+        for file in entry.files:
+            path = self.root / entry.id / file.name
+            size_bytes = path.stat().st_size if path.is_file() else None
+            if size_bytes != file.size_bytes:
+                found = (
+                    "is missing" if size_bytes is None else f"has {size_bytes:,} bytes instead of {file.size_bytes:,}"
+                )
+                raise WeightsMismatch(f"{path} {found}; {_pull_again(entry.id)}")
 
     def _not_found(self, name: str) -> str:
         import difflib
@@ -301,6 +354,11 @@ class ModelStore:
         near = difflib.get_close_matches(name, [*names, *CATALOGUE], n=3)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         return f"there is no model {name!r} in the store; {hint}`potluck models` lists them, `potluck pull` gets one"
+
+
+def is_whole(path: Path, file: StoredFile) -> bool:
+    """As far as its size tells."""
+    return path.is_file() and path.stat().st_size == file.size_bytes
 
 
 def is_model_id(text: str) -> bool:
@@ -314,12 +372,16 @@ def _read_entry(folder: Path) -> ModelEntry:
             raise BadModelFile(path, "size", "too large to be an entry")
         entry = msgspec.json.decode(path.read_bytes(), type=ModelEntry)
     except (OSError, msgspec.MsgspecError) as error:
-        raise BadModelFile(path, "entry", f"{error}; `potluck remove {folder.name}` and pull it again") from None
+        raise BadModelFile(path, "entry", f"{error}; {_pull_again(folder.name)}") from None
     is_partial = entry.format == "partial"
     are_files_odd = is_partial == bool(entry.files) or any(Path(file.name).name != file.name for file in entry.files)
     if entry.id != folder.name or are_files_odd:
-        raise BadModelFile(path, "id or files", f"do not belong here; `potluck remove {folder.name}` and pull it again")
+        raise BadModelFile(path, "id or files", f"do not belong here; {_pull_again(folder.name)}")
     return _with_holdings(entry, folder) if is_partial else entry
+
+
+def _pull_again(name: str) -> str:
+    return f"`potluck remove {name}` and pull it again"
 
 
 def _with_holdings(entry: ModelEntry, folder: Path) -> ModelEntry:

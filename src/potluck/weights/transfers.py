@@ -16,7 +16,7 @@ from potluck.weights.hub import Hub
 from potluck.weights.package_source import Pip, fetch_packaged
 from potluck.weights.progress import Progress
 from potluck.weights.pull_plan import Choice, HubSource, ListedFile, choose_files, suggest_id
-from potluck.weights.store import StoredFile
+from potluck.weights.store import StoredFile, is_whole
 
 
 class Transfer(Protocol):
@@ -124,7 +124,10 @@ class HubTransfer:
     def is_same(self, file: ListedFile, stored: StoredFile, path: Path) -> bool:
         if stored.size_bytes != file.size_bytes:
             return False
-        return stored.sha256 == file.sha256 if file.sha256 is not None else git_blob_sha1_of(path) == file.git_sha1
+        if file.sha256 is not None:
+            return stored.sha256 == file.sha256
+        # Of a damaged file only the name and the size can be compared; what comes in its place is checked.
+        return not is_whole(path, stored) or git_blob_sha1_of(path) == file.git_sha1
 
 
 def _require_known_family(config: Path) -> None:

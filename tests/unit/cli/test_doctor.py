@@ -1,17 +1,23 @@
 """`potluck doctor`: what it makes of what it finds, each trouble with its next step."""
 
+import json
 import os
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from potluck.cli import doctor_checks as checks
 from potluck.cli import main
 from potluck.cli.doctor_checks import Finding, Heard, Throughput
 from potluck.cli.doctor_probes import free_disk_bytes, is_port_free, privacy_of
+from potluck.node.identity_file import own_key, own_swarm_file
 from potluck.swarm.interfaces import Interface
 from potluck.testing.scripted_swarm import ScriptedSwarm
+from potluck.trust.keeper import SwarmKeeper
+from tests.support.damage import DAMAGES
+from tests.support.partial_models import whole_tiny
 
 LOOPBACK, LAN, DOCKER = (
     Interface("lo", "127.0.0.1"),
@@ -153,3 +159,76 @@ def test_a_bad_configuration_fails_and_ends_with_1(
     (tmp_path / "config.toml").write_text("rubbish")
     assert main.run(["doctor", "--quick"]) == 1
     assert f"next: mend {tmp_path}/config.toml" in capsys.readouterr().out
+
+
+def _found(capsys: pytest.CaptureFixture[str]) -> dict[str, Finding]:
+    """Of a whole run, by check: nothing that it looks at may end it half-way."""
+    capsys.readouterr()
+    assert main.run(["doctor", "--quick", "--json"]) in (0, 1)
+    told = json.loads(capsys.readouterr().out)["findings"]
+    assert "node" in {each["check"] for each in told}
+    return {each["check"]: msgspec.convert(each, Finding) for each in told}
+
+
+@pytest.fixture
+def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home of a node with a swarm and a model."""
+    monkeypatch.setenv("POTLUCK_HOME", str(tmp_path))
+    SwarmKeeper.found(own_key(), own_swarm_file(), "").serve_model("tiny", whole_tiny(tmp_path).entry.weights_sha256)
+    return tmp_path
+
+
+def test_a_sound_home_has_nothing_to_complain_of(member: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = _found(capsys)
+    assert all_good([found[check] for check in ("home", "key", "swarm file", "models", "configuration")])
+
+
+@pytest.mark.parametrize("content", [b"", b"rubbish", bytes(5000)])
+@pytest.mark.parametrize(("name", "check"), [("node.key", "key"), ("node.swarm", "swarm file")])
+def test_broken_contents_of_key_and_swarm_file_are_found(
+    member: Path, capsys: pytest.CaptureFixture[str], name: str, check: str, content: bytes
+) -> None:
+    (member / name).write_bytes(content)
+    found = _found(capsys)
+    assert (found[check].verdict, str(member / name) in found[check].text) == ("fail", True)
+    assert found[check].next
+    others = {"key", "swarm file"} - {check}
+    assert all_good([found[other] for other in others])
+
+
+def test_a_swarm_file_of_another_key_or_of_none_is_found(member: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (member / "node.key").rename(member / "aside")
+    assert "a key that is not here" in _found(capsys)["swarm file"].text
+    own_key()
+    assert _found(capsys)["swarm file"].verdict == "fail"
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_models_are_found(member: Path, capsys: pytest.CaptureFixture[str], damage: str) -> None:
+    DAMAGES[damage](member / "models" / "tiny")
+    finding = _found(capsys)["model tiny"]
+    assert (finding.verdict, "potluck remove tiny" in finding.next) == ("fail", True)
+    assert "potluck remove" not in finding.text, "once is enough"
+
+
+def test_a_broken_entry_and_folders_in_the_place_of_files_are_found(
+    member: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (member / "models" / "tiny" / "entry.json").write_text("{}")
+    (member / "config.toml").mkdir()
+    (member / "node.key").unlink()
+    (member / "node.key").mkdir()
+    found = _found(capsys)
+    assert [found[each].verdict for each in ("model tiny", "configuration", "key")] == ["fail"] * 3
+    assert "Is a directory" in found["configuration"].text
+    assert "chmod" not in found["key"].next
+
+
+@pytest.mark.parametrize("where", ["/proc/nowhere", "file", "file/below"])
+def test_a_home_that_cannot_be_written_is_found(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("POTLUCK_HOME", str(tmp_path / where))
+    finding = _found(capsys)["home"]
+    assert (finding.verdict, "POTLUCK_HOME" in finding.next) == ("fail", True)

@@ -14,6 +14,8 @@ from potluck.gateway.server import GatewayServer
 from potluck.node.identity_file import own_key, own_swarm_file
 from potluck.testing.memory_answering import MemoryAnswering
 from potluck.trust.keeper import SwarmKeeper
+from tests.support.damage import DAMAGES
+from tests.support.partial_models import whole_tiny
 
 
 def test_a_wrong_model_leaves_no_swarm_behind_that_would_serve_nothing(
@@ -23,6 +25,32 @@ def test_a_wrong_model_leaves_no_swarm_behind_that_would_serve_nothing(
     assert run(["up", "--model", "no-such-model", "--api", "off"]) == 1
     assert "potluck models" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.swarm"))
+
+
+@pytest.mark.parametrize("named", [[], ["--model", "tiny"]])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_model_is_refused_in_one_line_and_nothing_is_founded(
+    damage: str, named: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POTLUCK_HOME", str(tmp_path))
+    whole_tiny(tmp_path)
+    DAMAGES[damage](tmp_path / "models" / "tiny")
+    assert run(["up", *named, "--api", "off"]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "potluck remove tiny" in line
+    assert not list(tmp_path.glob("*.swarm"))
+
+
+def test_a_node_whose_swarm_serves_only_what_is_damaged_here_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POTLUCK_HOME", str(tmp_path))
+    weights = whole_tiny(tmp_path).entry.weights_sha256
+    SwarmKeeper.found(own_key(), own_swarm_file(), "").serve_model("tiny", weights)
+    DAMAGES["truncated"](tmp_path / "models" / "tiny")
+    assert run(["up", "--api", "off"]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "has 100 bytes instead of" in line
 
 
 @pytest.mark.parametrize("is_chosen", [True, False])

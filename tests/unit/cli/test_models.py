@@ -12,6 +12,11 @@ import pytest
 from potluck import __version__
 from potluck.cli import main
 from potluck.cli.console import LineProgress, format_table, one_line, shown_bytes, shown_count
+from potluck.node.identity_file import own_key, own_run_file, own_swarm_file
+from potluck.node.run_file import RunningNode
+from potluck.trust.keeper import SwarmKeeper
+from potluck.weights.store import ModelStore
+from tests.support.damage import DAMAGES
 from tests.support.loopback_server import LoopbackServer, stall
 from tests.support.partial_models import whole_tiny
 from tests.support.tiny_models import tiny_gguf
@@ -82,6 +87,61 @@ def test_damaged_models_are_named(capsys: pytest.CaptureFixture[str], tiny: str,
     assert main.run(["models"]) == 0
     assert "potluck remove tiny" in capsys.readouterr().err
     assert run_json(capsys, "models")["damaged"] == ["tiny"]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "deleted", "manifest"])
+def test_a_model_with_damaged_files_is_marked_and_pulled_again(
+    capsys: pytest.CaptureFixture[str], tiny: str, home: Path, damage: str
+) -> None:
+    main.run(["pull", tiny])
+    DAMAGES[damage](home / "models" / "tiny")
+    capsys.readouterr()
+    assert main.run(["models"]) == 0
+    captured = capsys.readouterr()
+    assert "damaged" in captured.out.splitlines()[1]
+    assert "potluck remove tiny" in captured.err
+    assert run_json(capsys, "models")["damaged"] == ["tiny"]
+    assert main.run(["pull", tiny]) == 0
+    assert "was here already" not in capsys.readouterr().out
+    assert run_json(capsys, "models")["damaged"] == []
+
+
+def test_a_broken_entry_is_not_called_an_empty_store_nor_a_model_that_was_here(
+    capsys: pytest.CaptureFixture[str], tiny: str, home: Path
+) -> None:
+    main.run(["pull", tiny])
+    (home / "models" / "tiny" / "entry.json").unlink()
+    capsys.readouterr()
+    assert main.run(["models"]) == 0
+    assert "empty" not in capsys.readouterr().out
+    assert main.run(["pull", tiny]) == 1
+    assert "potluck remove tiny" in capsys.readouterr().err
+
+
+def test_a_model_that_the_running_node_is_to_serve_is_not_removed(
+    capsys: pytest.CaptureFixture[str], tiny: str, home: Path
+) -> None:
+    main.run(["pull", tiny])
+    [entry] = ModelStore(home / "models").list()
+    keeper = SwarmKeeper.found(own_key(), own_swarm_file(), "")
+    keeper.serve_model("served", entry.weights_sha256)
+    with own_run_file().held():
+        own_run_file().write(RunningNode(os.getpid(), "aa", "bb", (), ""))
+        capsys.readouterr()
+        assert main.run(["remove", "tiny"]) == 2
+        refusal = capsys.readouterr().err
+        assert "potluck withdraw served" in refusal
+        assert "potluck leave" in refusal
+        assert main.run(["remove", "tiny", "--force"]) == 0
+        main.run(["pull", tiny])
+        DAMAGES["truncated"](home / "models" / "tiny")
+        assert main.run(["remove", "tiny"]) == 0, "what is damaged is to be removed and pulled again"
+        main.run(["pull", tiny])
+        keeper.serve_model("served", entry.weights_sha256, is_served=False)
+        assert main.run(["remove", "tiny"]) == 0
+        keeper.serve_model("served", entry.weights_sha256)
+        main.run(["pull", tiny])
+    assert main.run(["remove", "tiny"]) == 0, "no node runs"
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,19 @@
-"""How long a question is worth holding back while a swarm gets ready."""
+"""How long a question is worth holding back while a swarm gets ready, and what a command says of a node that is slow or gone."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from potluck.cli.running import worth_waiting_s
+from potluck.cli import running
+from potluck.cli.running import call, worth_waiting_s
+from potluck.core.errors import PotluckError
 from potluck.gateway.page_state import PageState
+from potluck.node.identity_file import own_run_file
+from potluck.node.run_file import RunningNode
 from potluck.testing.scripted_swarm import LARGE, SMALL, ScriptedSwarm, node_id
 
 
@@ -30,3 +39,47 @@ def test_layers_that_are_on_their_way_are_waited_for_longer_than_those_that_may_
 
 def test_a_swarm_that_has_just_begun_and_knows_no_model_is_given_a_moment() -> None:
     assert worth_waiting_s(without_models(state_of(ScriptedSwarm())), None) > 0
+
+
+@pytest.fixture
+def listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """Where the API of a node of this home would be, while it runs."""
+    monkeypatch.setenv("POTLUCK_HOME", str(tmp_path))
+    with own_run_file().held(), socket.create_server(("127.0.0.1", 0)) as server:
+        own_run_file().write(RunningNode(1, "aa", "bb", (), f"127.0.0.1:{server.getsockname()[1]}"))
+        yield server
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\n\r\n{", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"])
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_node_that_ends_meanwhile_is_told_apart_from_one_that_answers_rubbish(
+    listener: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes, ends: bool
+) -> None:
+    monkeypatch.setattr(running, "_ENDING_S", 5.0 if ends else 0.0)
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(answer)
+        if ends:  # a little later than its connections
+            (tmp_path / "node.run").unlink()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with pytest.raises(PotluckError, match="has ended; type: potluck up" if ends else "does not answer"):
+        call("GET", "/potluck/state")
+    thread.join()
+
+
+def test_whoever_waits_for_a_node_that_leaves_is_told_what_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, is_said = list[str](), threading.Event()
+    monkeypatch.setattr(running, "_QUIET_S", 0.0)
+    monkeypatch.setattr(running, "notice", lambda text: (said.append(text), is_said.set()))
+    with running._told_while_waiting("/potluck/state", 10.0):
+        pass
+    with running._told_while_waiting("/potluck/leave", 70.0):
+        assert is_said.wait(10)
+    [line] = said
+    assert "layers" in line
+    assert "up to 70 s" in line

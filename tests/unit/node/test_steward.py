@@ -26,7 +26,9 @@ from potluck.swarm.view import Seen, View
 from potluck.trust.records import ServedModel
 from potluck.weights.store import ModelStore
 from potluck.wire.messages import ShardInfo, Stage
+from tests.support.damage import DAMAGES
 from tests.support.link_ends import run_test
+from tests.support.partial_models import whole_tiny
 from tests.support.swarm_records import KEYS, WEIGHTS, advert, shard
 
 OWN = KEYS[0].node_id
@@ -455,3 +457,95 @@ def test_weights_that_grow_on_a_gpu_leave_less_room_there(monkeypatch: pytest.Mo
     ]
     [cpu, gpu] = node_offers(view(*here), costs, lambda node: True)
     assert (cpu.free_bytes, gpu.free_bytes) == (GIB, int(GIB / 1.25))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_model_is_told_once_in_one_line_and_what_is_sound_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    async def main() -> None:
+        weights = whole_tiny(tmp_path).entry.weights_sha256
+        DAMAGES[damage](tmp_path / "models" / "tiny")
+        steward, _ = make(tmp_path, Roster(record("tiny", weights), record()), [])
+        steward.duties[WEIGHTS] = duty_of(monkeypatch, record())
+        monkeypatch.setattr(steward_module, "ModelDuty", lambda word, _: duty_of(monkeypatch, word))
+        followed, said = list[str](), list[str]()
+        monkeypatch.setattr(steward, "_follow", lambda duty, _: followed.append(duty.record.subject))
+        monkeypatch.setattr(steward._known, "_say", said.append)
+        steward.on_view(view(advert(KEYS[0])))
+        for _ in range(3):
+            steward._known._look_s = 0.0
+            await steward._round()
+        assert followed.count("model") == 3
+        assert ("tiny" in followed) == ("manifest" not in damage), "what it costs is known from the manifest"
+        [line] = said
+        assert "potluck remove tiny" in line
+        assert "\n" not in line
+        assert steward._known.held() == []
+
+    run_test(main())
+
+
+def test_a_model_that_is_harmed_while_the_node_runs_is_neither_loaded_nor_fetched_until_it_is_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        whole = whole_tiny(tmp_path)
+        word = record("tiny", whole.entry.weights_sha256)
+        steward, _ = make(tmp_path, Roster(word), [])
+        duty = steward.duties[word.weights_sha256] = duty_of(monkeypatch, word)
+        said = list[str]()
+        monkeypatch.setattr(steward, "_say", said.append)
+        monkeypatch.setattr(steward._known, "_say", said.append)
+        await steward._known.look(steward._served())
+        assert steward._known.has_weights(word.weights_sha256, Stage(0, 2, True, True))
+        whole.store.path("tiny").rename(tmp_path / "aside")
+        for _ in range(2):
+            await steward._load(duty, Stage(0, 2, True, True))
+            await steward._fetch(duty, Stage(0, 2, True, True), view())
+        assert (len(said), duty.problem, duty.is_busy) == (1, said[0], False)
+        assert not steward._known.has_weights(word.weights_sha256, Stage(0, 2, True, True))
+        (tmp_path / "aside").rename(whole.store.path("tiny"))
+        steward._known._look_s = 0.0
+        await steward._known.look(steward._served())
+        assert steward._known.damage(word.weights_sha256) == ""
+        assert steward._known.has_weights(word.weights_sha256, Stage(0, 2, True, True))
+
+    run_test(main())
+
+
+@pytest.mark.parametrize(
+    ("others", "sessions", "answers", "waits_for"),
+    [
+        ((), 1, [], ""),
+        ((), 1, ["an answer"], "answers"),
+        ((advert(KEYS[2]),), 0, [], ""),
+        ((advert(KEYS[2]),), 1, [], "answers"),
+        ((advert(KEYS[1], is_draining=True),), 0, [], ""),
+        ((advert(KEYS[1]),), 0, [], "others to take model:0-7"),
+    ],
+)
+def test_who_leaves_waits_only_for_those_who_can_take_over_and_for_answers_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: tuple[Advert, ...], sessions: int, answers: list[str], waits_for: str
+) -> None:  # fmt: skip
+    monkeypatch.setattr(steward_module, "_LEAVE_LOOK_S", 0.0)
+
+    async def main() -> None:
+        roster = Roster(record())
+        steward, node = make(tmp_path, roster, [])
+        monkeypatch.setattr(roster, "may_serve", lambda node: node != KEYS[2].node_id)
+        node.orchestrator.watched = lambda: answers
+        duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record())
+        server: Any = FakeServer(Stage(0, 8, True, True), sessions)
+        duty.shards[server] = ShardPhase.SERVING
+        said, clock = list[str](), iter(range(10_000))
+        monkeypatch.setattr(steward, "_say", said.append)
+        monkeypatch.setattr(steward, "_loop", SimpleNamespace(time=lambda: next(clock)))
+        steward.on_view(view(advert(KEYS[0]), *others))
+        assert not await steward.leave(60.0), "nobody has taken it"
+        assert [waits_for in line for line in said] == ([True] if waits_for else [])
+        assert (next(clock) > 60) == bool(waits_for)
+        duty.shards.clear()
+        assert await steward.leave(60.0)
+
+    run_test(main())

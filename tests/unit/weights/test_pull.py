@@ -467,6 +467,24 @@ def test_a_folder_from_a_hub_in_two_goes(server: LoopbackServer, store: ModelSto
     assert not hub_puller(store, server).pull("hf:ann/Tiny").is_new
 
 
+@pytest.mark.parametrize("harmed", ["config.json", "model.safetensors"])
+def test_a_damaged_folder_from_a_hub_gets_only_the_file_that_is_missing(
+    server: LoopbackServer, store: ModelStore, tmp_path: Path, harmed: str
+) -> None:
+    folder = write_folder(tmp_path / "Tiny")
+    hub = FakeHub(server, "ann/Tiny")
+    names = ("config.json", "model.safetensors")
+    for name in names:
+        hub.add(folder / name, is_large=name == "model.safetensors")
+    entry = hub_puller(store, server).pull("hf:ann/Tiny").entry
+    (store.root / entry.id / harmed).write_bytes(b"x")
+    log = Log()
+    assert hub_puller(store, server, log).pull("hf:ann/Tiny").entry.files == entry.files
+    assert any("is damaged" in said for said in log.said)
+    asked = {name: len(server.ranges(f"/ann/Tiny/resolve/main/{name}")) for name in names}
+    assert asked == {name: 1 + (name == harmed) for name in names}
+
+
 def test_an_unknown_family_is_refused_before_its_weights(
     server: LoopbackServer, store: ModelStore, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from potluck.weights import host_files
 from potluck.weights.manifest import decode_manifest, weights_sha256
 from potluck.weights.pull import Puller
 from potluck.weights.store import ModelStore, Staging, StoredFile, require_model_id
+from tests.support.damage import DAMAGES
 from tests.support.tiny_models import tiny_gguf, write_folder
 
 
@@ -70,6 +71,36 @@ def test_a_link_shares_the_bytes(store: ModelStore, tiny: Path) -> None:
 def test_pulling_twice_finds_it(store: ModelStore, tiny: Path) -> None:
     assert Puller(store).pull(str(tiny)).is_new
     assert not Puller(store).pull(str(tiny)).is_new
+
+
+@pytest.mark.parametrize("damage", ["truncated", "deleted", "manifest", "no manifest"])
+def test_pulling_again_mends_what_sizes_and_hashes_show_to_be_damaged(
+    store: ModelStore, tiny: Path, damage: str
+) -> None:
+    entry = Puller(store).pull(str(tiny)).entry
+    DAMAGES[damage](store.root / entry.id)
+    assert entry.id in (store.fault(entry.id) or "")
+    assert list(store.damaged()) == [entry.id]
+    mended = Puller(store).pull(str(tiny))
+    assert (mended.is_new, mended.entry.weights_sha256) == (True, entry.weights_sha256)
+    assert store.damaged() == {}
+    store.open(entry.id).close()
+    assert not Puller(store).pull(str(tiny)).is_new
+    assert [path.name for path in (store.root / ".staging").iterdir()] == ["tiny-model.lock"]
+
+
+def test_a_damaged_model_stays_as_it_is_where_another_is_pulled_or_the_pull_fails(
+    store: ModelStore, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = Puller(store).pull(str(tiny)).entry
+    DAMAGES["truncated"](store.root / entry.id)
+    monkeypatch.setattr(store, "admit", lambda *_, **__: pytest.fail("is not reached"))
+    with open(tiny, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x01")
+    with pytest.raises(BadRequest, match="another model called tiny-model"):
+        Puller(store).pull(str(tiny))
+    assert store.path(entry.id).stat().st_size == 100
 
 
 def test_another_model_does_not_take_the_name(store: ModelStore, tiny: Path, tmp_path: Path) -> None:
@@ -145,11 +176,11 @@ def test_a_damaged_entry_is_named_and_can_be_removed(store: ModelStore, tiny: Pa
     Puller(store).pull(str(tiny))
     (store.root / "tiny-model" / "entry.json").write_bytes(content)
     assert store.list() == ()
-    assert store.damaged() == ("tiny-model",)
+    assert list(store.damaged()) == ["tiny-model"]
     with pytest.raises(BadModelFile, match="potluck remove tiny-model"):
         store.find("tiny-model")
     store.remove("tiny-model")
-    assert store.damaged() == ()
+    assert store.damaged() == {}
 
 
 def test_an_entry_cannot_point_outside(store: ModelStore, tiny: Path) -> None:
@@ -214,7 +245,7 @@ def test_files_that_are_not_models_do_not_disturb(store: ModelStore) -> None:
     (store.root / "notes.txt").write_text("mine")
     (store.root / "My Folder").mkdir()
     assert store.list() == ()
-    assert store.damaged() == ()
+    assert store.damaged() == {}
 
 
 def test_a_lock_dies_with_its_block(tmp_path: Path) -> None:
