@@ -262,7 +262,7 @@ def _names() -> dict[str, str]:
 
     if own_run_file().read() is None:
         return {}
-    return {node["id"]: node["name"] for node in call("GET", "/potluck/state")["nodes"]}
+    return {member["id"]: member["name"] for member in call("GET", "/potluck/details")["members"]}
 
 
 def _rights(row: dict[str, Any]) -> str:

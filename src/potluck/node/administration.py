@@ -186,8 +186,8 @@ class NodeAdministration(Administration):
             "state": self.state(),
             "members": [
                 {
-                    "id": member.node.hex(), "trust": str(member.trust), "may_invite": member.may_invite,
-                    "may_expel": member.may_expel, "is_founder": member.node == roster.founder,
+                    "id": member.node.hex(), "name": self._known_names().get(member.node, ""), "trust": str(member.trust),
+                    "may_invite": member.may_invite, "may_expel": member.may_expel, "is_founder": member.node == roster.founder,
                 }
                 for member in roster.members()
             ],
@@ -283,11 +283,15 @@ class NodeAdministration(Administration):
         return tuple(_item(news, self._name_of(news.node)) for news in self._swarm.news)
 
     def _name_of(self, node: bytes) -> str:
-        """As people know it; a machine that is lost has no advert any more that would tell."""
+        """As people know it."""
+        return self._known_names().get(node) or short_id(node)
+
+    def _known_names(self) -> dict[bytes, str]:
+        """A machine that is lost has no advert any more that would tell its name, and is the likeliest to be looked up."""
         view = self._swarm.view
         if view is not None:
             self._names |= {each: seen.advert.name for each, seen in view.nodes.items()}
-        return self._names.get(node) or short_id(node)
+        return self._names
 
     def listen(self, on_news: Callable[[NewsItem], None], on_changed: Callable[[], None]) -> Callable[[], None]:
         def told(news: News) -> None:
