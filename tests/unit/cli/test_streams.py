@@ -7,6 +7,8 @@ import pytest
 
 from potluck.cli.main import run
 
+with_full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+
 
 @pytest.fixture(autouse=True)
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -35,6 +37,7 @@ def test_from_an_input_that_is_closed_nothing_comes(
     assert complaint in capsys.readouterr().err
 
 
+@with_full_device
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_an_output_that_is_full_is_told_on_the_other_stream(
     options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -48,6 +51,7 @@ def test_an_output_that_is_full_is_told_on_the_other_stream(
         full.flush()  # as the interpreter does at its end
 
 
+@with_full_device
 def test_an_error_object_that_cannot_be_written_is_told_on_the_other_stream(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
