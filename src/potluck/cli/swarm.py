@@ -226,7 +226,7 @@ def leave(
         retire_own_key()
     if as_json:
         return print_json({"drained": is_drained, "forgotten": forget})
-    print("left" if is_drained else "left; nobody else could take over all of its layers in time")
+    print("left" if is_drained else "left; nobody else has all of its layers now")
     return None
 
 

@@ -194,10 +194,13 @@ class OllamaSurface:
         if not self._is_chat:
             return shown | {"response": text}
         message: Json = {"role": "assistant", "content": text}
-        if calls:
-            message["tool_calls"] = [
-                {"function": {"name": c.name, "arguments": _arguments(c.arguments)}} for c in calls
-            ]
+        shown_calls = [
+            {"function": {"name": call.name, "arguments": arguments}}
+            for call in calls
+            if (arguments := _arguments(call.arguments)) is not None
+        ]
+        if shown_calls:
+            message["tool_calls"] = shown_calls
         return shown | {"message": message}
 
     def _figures(self, usage: Usage) -> Json:
@@ -209,12 +212,13 @@ class OllamaSurface:
         }  # fmt: skip
 
 
-def _arguments(text: str) -> Json:
+def _arguments(text: str) -> Json | None:
+    """None of a call that was cut short: these clients run whatever they are shown."""
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def timestamp(created: int) -> str:

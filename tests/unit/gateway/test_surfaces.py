@@ -207,6 +207,14 @@ def test_ollama_gets_tool_calls_as_objects() -> None:
     assert message["tool_calls"] == [{"function": {"name": "weather", "arguments": {"city": "Oslo"}}}]
 
 
+def test_ollama_is_not_shown_a_call_that_was_cut_short() -> None:
+    body = {"model": "memory", "messages": MESSAGES, "tools": TOOLS, "options": {"num_predict": len(CALL) - 20}}
+    for is_streaming in (True, False):
+        response = post(app_of(MemoryAnswering(CALL)), "/api/chat", {**body, "stream": is_streaming})
+        assert "tool_calls" not in response.text
+        assert '"done_reason":"length"' in response.text
+
+
 def test_ollama_errors_are_plain_strings() -> None:
     response = post(app_of(MemoryAnswering()), "/api/chat", {"model": "other", "messages": MESSAGES})
     assert response.status_code == 404
