@@ -85,7 +85,7 @@ class _Server(uvicorn.Server):
 def _is_news(record: logging.LogRecord) -> bool:
     """What runs when the server stops is cancelled, answers and the page's endless stream: no fault of anybody's."""
     is_cancelled = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
-    return not is_cancelled and not str(record.msg).startswith("Cancel %s running task")
+    return not is_cancelled and "timeout graceful shutdown exceeded" not in record.getMessage()
 
 
 class GatewayServer:
