@@ -28,8 +28,7 @@ from potluck.wire.messages import Stage
 from potluck.wire.worker_settings import WorkerSettings
 
 _SPIN_S, _SPINNING_CORES = 0.004, 8
-_REHEARSING_CORES = 4
-_WATCHING_CORES = 6
+_REHEARSING_CORES, _LOOKING_CORES, _WATCHING_CORES = 2, 4, 6
 _REHEARSAL_LEAD_S = 0.0012  # two daemons and a worker are reached in about half of it
 _REHEARSAL_WATCH_S = 0.003
 
@@ -172,8 +171,13 @@ def spin_s(device: str) -> float:
 
 
 def rehearsal_lead_s(device: str) -> float:
-    """On CPUs with cores to spare: on two, whoever looks for a step is in the way of those who send it. GPUs' nodes stay awake anyway."""
+    """On CPUs with a core for it, since the worker whose turn is next leaves all of them idle. GPUs' nodes stay awake anyway."""
     return _REHEARSAL_LEAD_S if spin_s(device) == 0 and usable_cores() >= _REHEARSING_CORES else 0.0
+
+
+def awake_s(device: str) -> float:
+    """How long a worker looks for the step that was rehearsed. On two cores whoever looks is in the way of those who send it."""
+    return _REHEARSAL_WATCH_S if rehearsal_lead_s(device) and usable_cores() >= _LOOKING_CORES else 0.0
 
 
 def rehearsal_watch_s(device: str, threads: int) -> float:
@@ -198,7 +202,7 @@ def serve(node: Node, model: StoredModel, stage: Stage, settings: ServingSetting
     worker = WorkerSettings(
         model_path=str(model.path), source=model.weights_sha256, packed_folder=packed_folder, threads=settings.threads,
         kv_budget_bytes=settings.kv_budget_bytes, device=settings.device, is_batch_invariant=settings.is_batch_invariant,
-        spin_s=spin_s(settings.device), device_budget_bytes=settings.device_budget_bytes,
+        spin_s=spin_s(settings.device), awake_s=awake_s(settings.device), device_budget_bytes=settings.device_budget_bytes,
     )  # fmt: skip
     node.weights.offer(model.offered())
     return node.add_shard(shard, worker, ServedModel(model.weights_sha256, model.manifest, model.tokenizer))

@@ -18,6 +18,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     )
     processor: str | None = None  # forces a kind of kernel (tests)
     spin_s: float = 0.0  # how long it looks for the next message before it goes to sleep
+    awake_s: float = 0.0  # the same after a rehearsal, whose step is about a millisecond behind it
     device: str = "cpu"  # or "cuda", "cuda:1"
     device_budget_bytes: int | None = None  # what all stages may take of a GPU; None: what is free
     is_batch_invariant: bool = False  # on a GPU: a session's numbers do not depend on who shares its batches

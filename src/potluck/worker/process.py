@@ -18,7 +18,6 @@ from potluck.worker.channel import Channel
 from potluck.worker.host_process import die_with_parent, end, forbid_core_dumps, leave_interrupts_to_parent
 
 _FAILED = 70  # exit status: a bug of ours
-_AWAKE_S = 0.003  # after a rehearsal, whose step is about a millisecond behind it
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -53,7 +52,7 @@ def serve(channel: Channel, settings: WorkerSettings) -> None:
         for answer, parts in worker.handle(message, body):
             channel.send(answer, *parts)
         if isinstance(message, Rehearse):
-            channel.stay_awake(_AWAKE_S)
+            channel.stay_awake(settings.awake_s)
         if isinstance(message, RunBatch):
             channel.progress += 1
             if not channel.has_more:

@@ -6,6 +6,7 @@ from potluck.core.errors import BadRequest
 from potluck.node.machine import computing_threads, reading_bytes_per_s
 from potluck.node.serving import (
     ServingSettings,
+    awake_s,
     parse_stage,
     rehearsal_lead_s,
     rehearsal_watch_s,
@@ -34,21 +35,22 @@ def test_weights_that_do_not_fit_are_refused_with_both_sizes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "device", "threads", "rehearses", "watches", "spins"),
+    ("cores", "device", "threads", "rehearses", "looks", "watches", "spins"),
     [
-        (2, "cpu", 1, False, False, False), (4, "cpu", 1, True, False, False), (6, "cpu", 1, True, True, False),
-        (8, "cpu", 7, True, True, False), (8, "cpu", 8, True, False, False), (4, "cuda", 1, True, False, False),
-        (8, "cuda", 1, False, False, True), (8, "cuda:torch-cpu", 1, True, True, False),
+        (1, "cpu", 1, False, False, False, False), (2, "cpu", 1, True, False, False, False),
+        (4, "cpu", 1, True, True, False, False), (6, "cpu", 1, True, True, True, False),
+        (8, "cpu", 7, True, True, True, False), (8, "cpu", 8, True, True, False, False), (4, "cuda", 1, True, True, False, False),
+        (8, "cuda", 1, False, False, False, True), (8, "cuda:torch-cpu", 1, True, True, True, False),
     ],
 )  # fmt: skip
 def test_who_stays_awake_has_cores_to_spare(
-    cores: int, device: str, threads: int, rehearses: bool, watches: bool, spins: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cores: int, device: str, threads: int, rehearses: bool, looks: bool, watches: bool, spins: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     monkeypatch.setattr("potluck.node.serving.usable_cores", lambda: cores)
     monkeypatch.setattr("potluck.node.serving.whole_cores", lambda: cores)
-    assert (rehearsal_lead_s(device) > 0, rehearsal_watch_s(device, threads) > 0, spin_s(device) > 0) == (
-        rehearses, watches, spins,
-    )  # fmt: skip
+    assert (rehearsal_lead_s(device) > 0, awake_s(device) > 0) == (rehearses, looks)
+    assert (rehearsal_watch_s(device, threads) > 0, spin_s(device) > 0) == (watches, spins)
 
 
 @pytest.mark.parametrize(
