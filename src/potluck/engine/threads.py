@@ -29,6 +29,10 @@ class ThreadTeam:
         ]
         for helper in self._helpers:
             helper.start()
+        # Programs without operations, so that neither way of running is loaded when the machine becomes busy, in the middle of an answer.
+        run_alone(0, 0, 0)
+        prepare_run(0, 0, 0)
+        run_together(0, 0, 0, 0, 0, 1)
 
     def run(self, program: int, operations: int, batch: int, sync: int, threads: int) -> None:
         """All arguments but the last are addresses and counts of a Program; their memory outlives the team."""
