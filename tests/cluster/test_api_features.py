@@ -109,6 +109,20 @@ def test_lm_eval_scores_the_split_model_as_the_unsplit_one(url: str, models_home
     assert (accuracy, likelihoods) == unsplit
 
 
+def test_a_prompt_is_scored_without_an_answer_as_with_one(client: openai.OpenAI) -> None:
+    with_one, without = (
+        client.completions.create(model=MODEL, prompt=ITEMS[0]["question"], max_tokens=limit, echo=True, logprobs=2)
+        for limit in (1, 0)
+    )
+    assert (without.choices[0].text, without.choices[0].finish_reason) == (ITEMS[0]["question"], "length")
+    scores, more = without.choices[0].logprobs, with_one.choices[0].logprobs
+    assert scores is not None
+    assert more is not None
+    assert scores.token_logprobs == more.token_logprobs[:-1]
+    assert scores.top_logprobs == more.top_logprobs[:-1]
+    assert len(scores.tokens) == without.usage.prompt_tokens
+
+
 def test_a_shard_killed_under_constrained_answers_changes_nothing(swarm: LocalSwarm, url: str) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "dish", "schema": Dish.model_json_schema()}}
     variants: list[dict[str, Any]] = [

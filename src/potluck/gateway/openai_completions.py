@@ -66,13 +66,20 @@ def read_completion(data: bytes, created: int) -> tuple[InferenceRequest, "Compl
         model=body.model,
         prompts=_prompts(body.prompt),
         params=sampling_params(raw, temperature=1.0, logprobs=logprobs),
-        max_tokens=checked_limit(_DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens, "max_tokens"),
+        max_tokens=_max_tokens(body.max_tokens, scores_prompt=body.echo and logprobs is not None),
         n=checked_count(body.n, MAX_CHOICES, "n"),
         stops=stop_strings(body.stop),
         wants_logprobs=logprobs is not None,
         echoes_prompt=body.echo,
     )
     return request, CompletionSurface(body.model or "", created, body.stream, body.stream_options.include_usage)
+
+
+def _max_tokens(given: int | None, *, scores_prompt: bool) -> int | None:
+    """None at all are enough for whoever only wants the prompt's own log probabilities."""
+    if given == 0 and scores_prompt:
+        return 0
+    return checked_limit(_DEFAULT_MAX_TOKENS if given is None else given, "max_tokens")
 
 
 def _prompts(given: str | list[str | int | list[int]]) -> tuple[str | tuple[int, ...], ...]:

@@ -181,7 +181,7 @@ class ResponsesSurface:
 
     def end(self, usage: Usage) -> bytes:
         empty = b"" if self._items else self._open_message()
-        status = self._items[-1].status = "incomplete" if self._reason == "length" else "completed"
+        status = self._settled(self._reason)
         closed = self._close()
         return empty + closed + self._event(f"response.{status}", {"response": self._response(status, usage)})
 
@@ -202,11 +202,17 @@ class ResponsesSurface:
                 "function_call", f"fc_{secrets.token_hex(12)}", f"call_{call.call_id}", call.name, call.arguments
             )
             self._items.append(item)
-        status = self._items[-1].status = "incomplete" if choice.reason == "length" else "completed"
-        return self._response(status, usage)
+        return self._response(self._settled(choice.reason), usage)
 
     def error_body(self, error: Exception) -> Json:
         return openai_error(error)
+
+    def _settled(self, reason: FinishReason) -> str:
+        """The response's status. A call that the model itself broke off is not one to run, though the response is all there is."""
+        last = self._items[-1]
+        is_broken_call = last.kind == "function_call" and reason != "tool_calls"
+        last.status = "incomplete" if reason == "length" or is_broken_call else "completed"
+        return "incomplete" if reason == "length" else "completed"
 
     def _text(self, text: str) -> bytes:
         begun = b""

@@ -88,6 +88,8 @@ class MemoryAnswer:
         for token in [*tokens, request.eos[0]]:
             for frame in model.frames_before.get(count, ()):
                 yield frame
+            if request.max_tokens == 0:
+                break
             if count >= len(request.begun):
                 await asyncio.sleep(model.step_s)
             count += 1
@@ -132,7 +134,7 @@ class MemoryModel:
 
     def request(self, prompt: Sequence[int], params: SamplingParams, max_tokens: int) -> GenerationRequest:
         room = self.facts.context_length - len(prompt)
-        if room < 1:
+        if room < min(1, max_tokens):
             raise ContextLengthExceeded(
                 f"the prompt has {len(prompt)} tokens; the context is {self.facts.context_length}"
             )

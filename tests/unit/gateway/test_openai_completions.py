@@ -49,6 +49,23 @@ def test_the_tokens_of_an_echoed_prompt_are_counted_the_same_way_and_those_of_th
     assert whole(answering, prompt="ö😀", echo=True) == ("ö😀é!", [0, 0, 1, 1, 1, 1, 2, 2, 3])
 
 
+def test_a_prompt_can_be_scored_without_an_answer() -> None:
+    answering = MemoryAnswering("never seen")
+    told = tuple(PromptLogprob(token, -0.5, True) for token in tokens_of(b"bc"))
+    answering.model.frames_before = {0: [PromptLogprobs(told)]}
+    answer = complete(answering, prompt="abc", echo=True, max_tokens=0).json()
+    [choice] = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("abc", "length")
+    assert choice["logprobs"]["token_logprobs"] == [None, -0.5, -0.5]
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+@pytest.mark.parametrize("fields", [{"echo": True, "logprobs": None}, {"echo": False}])
+def test_no_tokens_are_an_answer_only_where_the_prompt_is_scored(fields: dict[str, object]) -> None:
+    refused = complete(MemoryAnswering("never seen"), max_tokens=0, **fields)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
+
+
 def tokens_of(data: bytes) -> list[int]:
     return [FIRST_BYTE + byte for byte in data]
 

@@ -419,6 +419,17 @@ def test_a_response_that_was_cut_short_says_so_of_its_last_item_too() -> None:
     assert (whole["status"], whole["output"][0]["status"]) == ("incomplete", "incomplete")
 
 
+def test_a_call_that_the_model_broke_off_is_incomplete_in_a_response_that_is_not() -> None:
+    broken_off = CALL[: CALL.index("Oslo")]
+    events = events_of(respond(MemoryAnswering(broken_off), stream=True, tools=[RESPONSES_TOOL]))
+    assert [name for name, _ in events[-2:]] == ["response.output_item.done", "response.completed"]
+    assert events[-2][1]["item"]["status"] == events[-1][1]["response"]["output"][-1]["status"] == "incomplete"
+    for text, status in ((broken_off, "incomplete"), (CALL, "completed")):
+        whole = respond(MemoryAnswering(text), tools=[RESPONSES_TOOL]).json()
+        item = whole["output"][-1]
+        assert (whole["status"], item["type"], item["status"]) == ("completed", "function_call", status)
+
+
 def sampled(path: str, body: dict[str, object]):
     """The generation that comes of it."""
     answering = MemoryAnswering("Hi")
