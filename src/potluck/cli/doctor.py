@@ -63,16 +63,15 @@ def _findings(is_quick: bool) -> "Iterator[Finding]":
 def _machine() -> "Iterator[Finding]":
     import platform
 
-    import psutil
-
     from potluck.cli.doctor_probes import free_disk_bytes, missing_packages, version_of
+    from potluck.core.memory import memory_available_bytes, memory_total_bytes
     from potluck.core.paths import locate_folders
 
     yield checks.check_python(sys.version_info[:3], f"{platform.system()} {platform.machine()}")
     yield checks.check_packages(missing_packages())
     yield checks.check_engine(version_of("numba"), version_of("llvmlite"))
-    memory, folder = psutil.virtual_memory(), locate_folders().models
-    yield checks.check_memory(memory.available, memory.total)
+    yield checks.check_memory(memory_available_bytes(), memory_total_bytes())
+    folder = locate_folders().models
     yield checks.check_disk(str(folder), free_disk_bytes(folder))
 
 

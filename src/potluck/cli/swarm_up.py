@@ -232,9 +232,10 @@ class _Session:
 
     def _settings(self, device: "DeviceFacts | None") -> "SwarmNodeSettings":
         from potluck.core.layers import LayerRange
+        from potluck.core.memory import memory_total_bytes
         from potluck.node.configuration_file import read_configuration
         from potluck.node.identity_file import own_folder
-        from potluck.node.machine import memory_budget_bytes, memory_total_bytes, parse_size, reading_bytes_per_s
+        from potluck.node.machine import memory_budget_bytes, parse_size, reading_bytes_per_s
         from potluck.node.own_statement import StewardSettings
         from potluck.node.serving import ServingSettings
         from potluck.node.swarm_node import SwarmNodeSettings

@@ -11,6 +11,7 @@ import psutil
 from potluck import __version__
 from potluck.core.errors import BadRequest, ShardUnavailable
 from potluck.core.limits import ARITHMETIC_VERSION
+from potluck.core.memory import memory_available_bytes
 from potluck.gateway.administration import Administration
 from potluck.gateway.page_state import (
     ApiFacts,
@@ -140,7 +141,7 @@ class NodeAdministration(Administration):
         model = sum(costs[s.weights_sha256].weight_bytes(s.stage) for s in advert.shards if s.weights_sha256 in costs)
         total = advert.memory_total_bytes
         is_here = seen.is_own and advert.device == CPU
-        free = psutil.virtual_memory().available if is_here else max(0, advert.memory_budget_bytes - model)
+        free = memory_available_bytes() if is_here else max(0, advert.memory_budget_bytes - model)
         return MemoryView(total, model, 0, min(free, max(0, total - model)))
 
     def _links(self) -> list[LinkView]:

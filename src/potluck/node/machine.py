@@ -8,6 +8,7 @@ import numpy as np
 import psutil
 
 from potluck.core.errors import BadRequest
+from potluck.core.memory import memory_available_bytes, memory_total_bytes
 from potluck.core.processors import usable_cores
 
 _SHARE = 0.75  # of what is free at the start; the rest is the owner's
@@ -27,13 +28,9 @@ def computing_threads() -> int:
     return max(1, min(whole_cores() - 1, _MOST_THREADS))
 
 
-def memory_total_bytes() -> int:
-    return int(psutil.virtual_memory().total)
-
-
 def memory_budget_bytes(limit_bytes: int | None = None) -> int:
     """For weights and KV: what was asked for, but never more than there is."""
-    free = int(psutil.virtual_memory().available * _SHARE)
+    free = int(memory_available_bytes() * _SHARE)
     return free if limit_bytes is None else min(limit_bytes, memory_total_bytes())
 
 
