@@ -45,6 +45,9 @@ class MemoryCheckpoint:
     def forget(self, name: str) -> None:
         """Nothing is mapped here."""
 
+    def forget_all(self) -> None:
+        """Nor here."""
+
     def close(self) -> None:
         pass
 

@@ -85,6 +85,7 @@ class PackedCache:
     def __init__(self, folder: Path | None, source: str) -> None:
         self._folder = folder
         self._source = source
+        self._may_write = True  # until the disk is full once: every further unit would fill it again
 
     def load(self, checkpoint: Checkpoint, unit: str, names: Sequence[str]) -> dict[str, PackedTensor]:
         """The packed matrices `names`; `unit` is the file's name."""
@@ -115,10 +116,11 @@ class PackedCache:
 
     def _pack(self, checkpoint: Checkpoint, header: _Header, unit: str) -> npt.NDArray[np.uint8]:
         path = self._path(header, unit)
-        if path is not None:
+        if path is not None and self._may_write:
             try:
                 _write(path, checkpoint, header)
             except OSError as error:
+                self._may_write = False
                 _LOG.warning("cannot keep packed weights in %s (%s); holding them in memory", path.parent, error)
             else:
                 memory = self._map(header, unit)

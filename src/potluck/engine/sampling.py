@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from potluck.core.errors import BadRequest
+from potluck.core.errors import BadRequest, WeightsMismatch
 from potluck.core.exact_math import log64, uniform
 from potluck.core.sampling_params import SamplingParams
 
@@ -31,9 +31,12 @@ def choose(
     logits: Floats, params: SamplingParams, *, choice: int = 0, position: int = 0, prompt: Sequence[int] = (),
     generated: Sequence[int] = (), mask: npt.NDArray[np.bool_] | None = None,
 ) -> Chosen:  # fmt: skip
-    """`position` is that of the token to be chosen. Raises BadRequest where the mask leaves nothing, or logits are not numbers."""
+    """`position` is that of the token to be chosen.
+
+    Raises BadRequest where the mask leaves nothing, WeightsMismatch where logits are not numbers.
+    """
     if np.isnan(logits).any():
-        raise BadRequest("logits contain values that are not numbers")
+        raise not_numbers()
     adjusted = adjust(logits, params, prompt, generated, mask)
     is_greedy = params.temperature == 0.0
     token = int(adjusted.argmax()) if is_greedy else _draw(adjusted, params, uniform(params.seed, choice, position))
@@ -42,6 +45,11 @@ def choose(
     if params.logprobs is None:
         return Chosen(token)
     return Chosen(token, *logprobs_of(logits, token, params.logprobs))
+
+
+def not_numbers() -> WeightsMismatch:
+    """What arrived was looked at before: these are the machine's own weights, or its memory, and another one should do it."""
+    return WeightsMismatch("computing gave values that are not numbers: this machine's copy of the weights is damaged")
 
 
 def adjust(
@@ -70,15 +78,24 @@ def adjust(
 def _penalise_repetition(logits: Floats, params: SamplingParams, seen: npt.NDArray[np.int64]) -> None:
     penalty = np.float32(params.repetition_penalty)
     values = logits[seen]
-    logits[seen] = np.where(values > 0, values / penalty, values * penalty)
+    with np.errstate(
+        divide="ignore", over="ignore", invalid="ignore"
+    ):  # a penalty may be tiny, and only one side counts
+        logits[seen] = np.where(values > 0, values / penalty, values * penalty)
 
 
 def _draw(logits: Floats, params: SamplingParams, chance: float) -> int:
     from potluck.engine.kernels.distribution import total_of, walk, weigh
 
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.float32(1.0) / np.float32(params.temperature)
+    largest = logits.max()
+    if not np.isfinite(inverse) or not np.isfinite(
+        largest
+    ):  # 0 · ∞ and ∞ - ∞ are no weights; this is what both come near to
+        return int(logits.argmax())
     weights = np.empty_like(logits)
-    inverse = np.float32(1.0) / np.float32(params.temperature)
-    weigh(logits, logits.max(), inverse, weights)
+    weigh(logits, largest, inverse, weights)
     weights = _filter(weights, params)
     return int(walk(weights, chance * total_of(weights)))
 

@@ -20,7 +20,7 @@ from potluck.shard.settings import ShardSettings
 from potluck.weights.checkpoint import TensorEntry
 from potluck.weights.device_memory import device_bytes, vram_required_mb
 from potluck.weights.manifest import Manifest, decode_manifest, tokenizer_sha256, weights_sha256
-from potluck.weights.partial_model import held_units
+from potluck.weights.partial_model import read_manifest, sound_units
 from potluck.weights.random_checkpoint import open_random
 from potluck.weights.store import ModelStore
 from potluck.weights.units import held_of, ranges_of, shown_units, stage_units, unit_of
@@ -69,9 +69,10 @@ def read_stored_model(store: ModelStore, name: str) -> StoredModel:
         facts, spec, tensors = checkpoint.facts, checkpoint.tokenizer, checkpoint.tensors
     finally:
         checkpoint.close()
+    path = store.path(name)
     return StoredModel(
-        entry.id, store.path(name), store.packed_folder(name), entry.weights_sha256, facts, store.manifest(name),
-        msgspec.json.encode(spec), tensors, held_units(store.path(name)) if entry.format == "partial" else None,
+        entry.id, path, store.packed_folder(name), entry.weights_sha256, facts, store.manifest(name),
+        msgspec.json.encode(spec), tensors, sound_units(path, read_manifest(path)) if entry.format == "partial" else None,
     )  # fmt: skip
 
 

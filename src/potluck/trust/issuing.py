@@ -5,6 +5,8 @@ The roster would ignore what its issuer has no right to; here that is an error, 
 
 from typing import Literal
 
+import msgspec
+
 from potluck.core.errors import NotEntitled
 from potluck.identity.keys import NodeKey, short_id
 from potluck.identity.signed import Signed
@@ -42,7 +44,8 @@ def expel(key: NodeKey, roster: Roster, node: bytes, keeps_admitted: bool = True
     admitted = _admitted_by(roster, node) if keeps_admitted else []
     keeps = tuple(_kept(roster, each) for each in admitted[:MAX_KEPT])
     beyond = [_in_founders_name(key, roster, each) for each in admitted[MAX_KEPT:]]
-    return [*_uphold(key, roster, node), *beyond, state(key, Expulsion(roster.swarm, node, serial, keeps))]
+    said = [*_uphold(key, roster, node), *_repeat_models(key, roster, node)]
+    return [*said, *beyond, state(key, Expulsion(roster.swarm, node, serial, keeps))]
 
 
 def serve_model(
@@ -90,6 +93,8 @@ def _take_over(key: NodeKey, roster: Roster, before: Member | None, after: Membe
         taken += [_in_founders_name(key, roster, each) for each in _admitted_by(roster, before.node)]
     if before.may_expel and not after.may_expel:
         taken += _uphold(key, roster, before.node)
+    if not (after.may_invite or after.may_expel):
+        taken += _repeat_models(key, roster, before.node)
     return taken
 
 
@@ -97,6 +102,14 @@ def _uphold(key: NodeKey, roster: Roster, delegate: bytes) -> list[Signed]:
     """A delegate's expulsions in the founder's name."""
     subjects = [node for node in roster.expelled() if roster.expelled_by(node) == delegate]
     return [state(key, Expulsion(roster.swarm, node, _serial(roster, key, "expulsion", node))) for node in subjects]
+
+
+def _repeat_models(key: NodeKey, roster: Roster, delegate: bytes) -> list[Signed]:
+    """What a delegate said of models, in the founder's name: the swarm goes on serving what it serves."""
+    return [
+        state(key, msgspec.structs.replace(word, serial=_serial(roster, key, "model", word.subject)))
+        for word in roster.models_said_by(delegate)
+    ]
 
 
 def _admitted_by(roster: Roster, node: bytes) -> list[Member]:

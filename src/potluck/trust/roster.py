@@ -157,14 +157,22 @@ class Roster:
 
     def models(self) -> tuple[ServedModel, ...]:
         """What the swarm serves, by model id; the highest serial of those that count."""
+        words = (cast(ServedModel, record.statement) for record in self._latest_on_models())
+        return tuple(word for word in words if word.is_served)
+
+    def models_said_by(self, node: bytes) -> tuple[ServedModel, ...]:
+        """Where a node has the last word, also that a model is no longer served."""
+        mine = (record for record in self._latest_on_models() if record.signed.signer == node)
+        return tuple(cast(ServedModel, record.statement) for record in mine)
+
+    def _latest_on_models(self) -> list[Record]:
         latest: dict[str, Record] = {}
         for record in self._counting():
             if isinstance(record.statement, ServedModel):
                 known = latest.get(record.statement.subject)
                 if known is None or _age(record) > _age(known):
                     latest[record.statement.subject] = record
-        words = (cast(ServedModel, latest[name].statement) for name in sorted(latest))
-        return tuple(word for word in words if word.is_served)
+        return [latest[name] for name in sorted(latest)]
 
     def records(self) -> tuple[Signed, ...]:
         """Everything that counts, the founding first: what to keep, and what to pass on."""

@@ -59,6 +59,12 @@ def held_units(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in units.iterdir() if path.suffix == _COMPLETE))
 
 
+def sound_units(folder: Path, manifest: Manifest) -> tuple[str, ...]:
+    """Those of them that have their size; a file that a full disk cut short is fetched again."""
+    units = cut_into_units(manifest)
+    return tuple(name for name in held_units(folder) if name in units and _has_size(folder, units[name]))
+
+
 def held_bytes(folder: Path) -> int:
     return sum(_complete_path(folder, name).stat().st_size for name in held_units(folder))
 
@@ -148,7 +154,7 @@ class PartialModel:
 
     @property
     def held(self) -> Held:
-        return held_of(held_units(self.folder), self.manifest.facts.layer_count)
+        return held_of(sound_units(self.folder, self.manifest), self.manifest.facts.layer_count)
 
     def missing_units(self, wanted: Iterable[str]) -> tuple[str, ...]:
         return tuple(name for name in wanted if not self._is_complete(name))
@@ -224,8 +230,7 @@ class PartialModel:
         host_files.sync_folder(self.folder / _UNITS)
 
     def _is_complete(self, name: str) -> bool:
-        path = self._complete_path(name)
-        return path.is_file() and path.stat().st_size == self.units[name].size_bytes
+        return _has_size(self.folder, self.units[name])
 
     def _complete_path(self, name: str) -> Path:
         return _complete_path(self.folder, name)
@@ -236,6 +241,11 @@ class PartialModel:
 
 def _complete_path(folder: Path, name: str) -> Path:
     return folder / _UNITS / f"{name}{_COMPLETE}"
+
+
+def _has_size(folder: Path, unit: Unit) -> bool:
+    path = _complete_path(folder, unit.name)
+    return path.is_file() and path.stat().st_size == unit.size_bytes
 
 
 def _place(unit: Unit, tensor: str) -> Place:

@@ -15,7 +15,7 @@ from potluck.core.errors import BadRequest
 from potluck.core.layers import LayerRange
 from potluck.core.sampling_params import SamplingParams
 from potluck.engine.factory import build_engine
-from potluck.engine.sampling import choose
+from potluck.engine.sampling import choose, not_numbers
 from potluck.engine.shard_engine import EngineSettings, Notice, ShardEngine, Step
 from potluck.text.grammar import GrammarCompiler
 from potluck.weights.checkpoint import Checkpoint
@@ -227,4 +227,7 @@ def _run_some(engine: ShardEngine, session: int, count: int) -> float:
     [result] = engine.forward([step])
     if result.logits is not None:
         choose(result.logits[0], SamplingParams(temperature=1.0, logprobs=1))
-    return time.perf_counter() - start
+    spent_s = time.perf_counter() - start
+    if result.likeliest == (-1,) or not np.isfinite(result.hidden).all():
+        raise not_numbers()
+    return spent_s

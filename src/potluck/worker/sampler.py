@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from potluck.core.errors import BadGrammar, BadRequest
 from potluck.core.sampling_params import SamplingParams
-from potluck.engine.sampling import Chosen, choose
+from potluck.engine.sampling import Chosen, choose, not_numbers
 from potluck.text.grammar import GrammarCompiler, GrammarMatcher
 from potluck.wire.messages import Sampler
 from potluck.wire.prompt_scores import TokenScore, encode_scores
@@ -82,7 +82,7 @@ class TokenChooser:
             return None
         self._require_history(position)
         if likeliest < 0:
-            raise BadRequest("logits contain values that are not numbers")
+            raise not_numbers()
         self.history[position:] = [likeliest]
         return Chosen(likeliest)
 

@@ -1,5 +1,6 @@
 """Packed weights on disk: all of a file or nothing, the right one or a new one, and memory where there is no disk."""
 
+import errno
 import subprocess
 import sys
 import textwrap
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from potluck.engine import packed_cache
 from potluck.engine.packed_cache import PackedCache, PackedTensor
 from tests.support.memory_checkpoint import MemoryCheckpoint
 from tests.support.random_weights import FORMATS, random_weights
@@ -229,3 +231,21 @@ def test_where_the_disk_is_full_memory_is_used(tmp_path: Path) -> None:
     full, free = tmp_path / "full", tmp_path / "free"
     assert results_of([start_loader(full, "20000")]) == results_of([start_loader(free)])
     assert files_in(full) == []
+
+
+def test_a_disk_that_was_full_once_is_left_alone_and_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = []
+
+    def fail(path: Path, *_: object) -> None:
+        tries.append(path)
+        raise OSError(errno.ENOSPC, "no space left")
+
+    PackedCache(tmp_path, "abc").load(checkpoint_of(), "layer-0002", NAMES)
+    monkeypatch.setattr(packed_cache, "_write", fail)
+    cache, checkpoint = PackedCache(tmp_path, "abc"), checkpoint_of()
+    found = [contents(cache.load(checkpoint, unit, NAMES)) for unit in ("layer-0000", "layer-0001", "layer-0002")]
+    assert found == [load(None)] * 3
+    assert (len(tries), len(caplog.messages)) == (1, 1)
+    assert checkpoint.reads == 2 * len(NAMES)  # the third was there already

@@ -49,3 +49,30 @@ def test_as_many_alternatives_as_clients_may_ask_for() -> None:
     order = sorted(range(5000), key=lambda token: (-logits[token], token))[:MAX_TOP_LOGPROBS]
     assert [token for token, _ in chosen.top] == order
     assert chosen.token == order[0]
+
+
+TINY = (1e-6, 1e-38, 2.9e-39, 1e-40, 1e-45, 5e-324)
+
+
+@pytest.mark.parametrize("temperature", [*TINY, 1.0, 100.0])
+@pytest.mark.parametrize("repetition_penalty", [*TINY, 1.0, 100.0])
+def test_whatever_a_request_may_ask_for_a_token_is_chosen(temperature: float, repetition_penalty: float) -> None:
+    for logits in (LOGITS, LOGITS * np.float32(1e38), np.zeros(6, np.float32), -np.abs(LOGITS)):
+        for seen in ((), (2,), range(6)):
+            params = SamplingParams(temperature=temperature, repetition_penalty=repetition_penalty, logprobs=2).check()
+            chosen = choose(logits, params, prompt=seen, generated=seen)
+            assert 0 <= chosen.token < len(logits)
+            assert chosen.logprob is not None
+            assert not math.isnan(chosen.logprob)
+
+
+@pytest.mark.parametrize("temperature", TINY)
+def test_a_temperature_next_to_nothing_is_as_good_as_none(temperature: float) -> None:
+    logits = np.array([1.0, 3.0, 2.0], np.float32)
+    assert {choose(logits, SamplingParams(temperature=temperature, seed=seed)).token for seed in range(20)} == {1}
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 1.0])
+def test_where_a_mask_leaves_nothing_nothing_is_drawn(temperature: float) -> None:
+    with pytest.raises(BadRequest, match="no token is allowed"):
+        choose(LOGITS, SamplingParams(temperature=temperature), mask=mask_of())

@@ -135,6 +135,20 @@ def play(tmp_path: Path) -> Callable[[Callable[[Bench], Coroutine[Any, Any, None
 Play = Callable[[Callable[[Bench], Coroutine[Any, Any, None]]], None]
 
 
+def test_a_file_that_was_cut_short_is_missing_and_fetched_again(play: Play) -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.source(bench.offered())
+        await bench.fetch(ALL)
+        file = bench.store.path("tiny") / "units" / "layer-0001.weights"
+        file.write_bytes(file.read_bytes()[:100])
+        with pytest.raises(WeightsMissing, match="layer 1"):
+            read_stored_model(bench.store, "tiny").require(ALL)
+        assert (await bench.fetch(ALL)).size_bytes > 0
+        bench.check_bytes()
+
+    play(scene)
+
+
 def test_an_empty_store_gets_a_stage_from_several_peers(play: Play) -> None:
     async def scene(bench: Bench) -> None:
         for _ in range(3):

@@ -354,6 +354,38 @@ def test_the_founder_and_delegates_say_what_the_swarm_serves() -> None:
     assert roster.models() == ()
 
 
+def _models_after_a_delegates_words() -> Roster:
+    """The founder's "a" and "b"; then Bob has other weights for "a", no longer serves "b", and adds "c"."""
+    roster = roster_of(*DELEGATES)
+    for key, model, weights, is_served in (
+        (FOUNDER, "a", SHA, True), (FOUNDER, "b", SHA, True), (FOUNDER, "d", SHA, True),
+        (BOB, "a", "cd" * 32, True), (BOB, "b", SHA, False), (BOB, "c", SHA, True),
+    ):  # fmt: skip
+        roster = roster.with_record(issuing.serve_model(key, roster, model, weights, streams=3, is_served=is_served))
+    return roster
+
+
+@pytest.mark.parametrize("is_expelled", [True, False])
+def test_what_a_delegate_said_of_models_holds_after_it_is_none(is_expelled: bool) -> None:
+    roster = _models_after_a_delegates_words()
+    before = [(each.subject, each.weights_sha256, each.streams) for each in roster.models()]
+    assert [name for name, _, _ in before] == ["a", "c", "d"]
+    records = (
+        issuing.expel(FOUNDER, roster, BOB.node_id)
+        if is_expelled
+        else issuing.admit(FOUNDER, roster, BOB.node_id, Trust.TRUSTED)
+    )
+    after, refusals = roster.with_records(records)
+    assert not refusals
+    assert not after.may_manage(BOB.node_id)
+    assert [(each.subject, each.weights_sha256, each.streams) for each in after.models()] == before
+
+
+def test_a_delegate_that_stays_one_keeps_its_word_on_models() -> None:
+    roster = _models_after_a_delegates_words()
+    assert len(issuing.admit(FOUNDER, roster, BOB.node_id, Trust.TRUSTED, may_expel=True)) == 1
+
+
 def test_a_roster_holds_the_latest_word_on_everything_and_what_still_waits() -> None:
     words = [state(FOUNDER, ServedModel(SWARM, "model", serial, SHA)) for serial in (1, 2)]
     waiting = state(EVE, Membership(SWARM, DAVE.node_id, 1, Trust.MEMBER))

@@ -152,6 +152,7 @@ def test_a_complete_file_of_another_size_is_neither_mapped_nor_counted(whole: Wh
     with pytest.raises(BadModelFile, match="size"):
         open_checkpoint(root / "tiny").read("layers.0.query")
     assert reopened(root).missing_units(("layer-0000",)) == ("layer-0000",)
+    assert reopened(root).held.layers == ()
 
 
 def test_dropped_layers_give_their_space_back_and_mapped_ones_stay_readable(whole: WholeModel, root: Path) -> None:
