@@ -29,11 +29,13 @@ from potluck.node.serving import (
     parse_stage,
     read_stored_model,
     serve,
+    started,
 )
 from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover, StreamFrame, TokenDelta
 from potluck.orchestrator.generation import GenerationRequest
 from potluck.orchestrator.params import DistributedChatParams
 from potluck.planner.cover import Placed
+from potluck.shard.server import ShardServer
 from potluck.text.chat_template import ChatTemplate
 from potluck.text.detokenizer import StopMatcher, StreamingDetokenizer
 from potluck.text.tokenizer import Tokenizer
@@ -121,8 +123,18 @@ class RemoteModel:
         own = parse_own_layers(text, self.facts.layer_count)
         name = own_copy(store, self.info.model, self.info.weights_sha256)
         stored = msgspec.structs.replace(read_stored_model(store, name), id=self.info.model)
-        servers = [serve(self._node, stored, stage, settings) for stage in own]
-        await asyncio.gather(*(server.start() for server in servers))
+        servers: list[ShardServer] = []
+        loads: list[asyncio.Future[None]] = []
+        try:
+            for stage in own:
+                servers.append(serve(self._node, stored, stage, settings))
+            loads = [asyncio.ensure_future(started(server)) for server in servers]
+            await asyncio.gather(*loads)
+        except BaseException:  # also where whoever asked has gone: the next one would load it all once more
+            for load in loads:
+                load.cancel()
+            await asyncio.gather(*loads, *map(self._node.remove_shard, servers), return_exceptions=True)
+            raise
         return own
 
     def offer_own_copy(self, store: ModelStore, settings: ServingSettings) -> bool:

@@ -152,6 +152,8 @@ class Node:
         """Ends a shard, its sessions and its worker. Its weights stay on offer to peers."""
         if server in self.shards:
             self.shards.remove(server)
+            server.give_up()
+            self._owners = {session: owner for session, owner in self._owners.items() if owner is not server}
             await server.stop()
 
     async def stop(self) -> None:

@@ -1,12 +1,13 @@
 """From a model in the store to a served shard, and from a head's question to tokens: what `up` and `ask` put together."""
 
+import asyncio
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from potluck.core.errors import BadRequest, ModelNotFound, WeightsMismatch, WeightsMissing
+from potluck.core.errors import BadRequest, ModelNotFound, ShardUnavailable, WeightsMismatch, WeightsMissing
 from potluck.core.exactness import arithmetic_of
 from potluck.core.layers import LayerRange
 from potluck.core.model_facts import ModelFacts
@@ -31,6 +32,7 @@ _SPIN_S, _SPINNING_CORES = 0.004, 8
 _REHEARSING_CORES, _LOOKING_CORES, _WATCHING_CORES = 2, 4, 6
 _REHEARSAL_LEAD_S = 0.0012  # two daemons and a worker are reached in about half of it
 _REHEARSAL_WATCH_S = 0.003
+_LOAD_LOOK_S = 0.5  # between looks whether a worker that loads keeps dying
 
 
 class StoredModel(msgspec.Struct, frozen=True):
@@ -74,6 +76,18 @@ def read_stored_model(store: ModelStore, name: str) -> StoredModel:
         entry.id, path, store.packed_folder(name), entry.weights_sha256, facts, store.manifest(name),
         msgspec.json.encode(spec), tensors, sound_units(path, read_manifest(path)) if entry.format == "partial" else None,
     )  # fmt: skip
+
+
+async def started(server: ShardServer) -> None:
+    """Returns when it is loaded. Raises what loading raises, and ShardUnavailable where its worker dies again and again."""
+    starting = asyncio.get_running_loop().create_task(server.start())
+    try:
+        while not (await asyncio.wait({starting}, timeout=_LOAD_LOOK_S))[0]:
+            if server.supervisor.needs_attention:
+                raise ShardUnavailable(f"the worker of {server.shard_id} keeps dying; is there enough memory?")
+        await starting
+    finally:
+        starting.cancel()
 
 
 def own_copy(store: ModelStore, name: str, weights_sha256: str) -> str:

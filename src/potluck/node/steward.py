@@ -13,14 +13,14 @@ from collections.abc import Callable, Coroutine
 import msgspec
 
 from potluck.core.device_facts import DeviceFacts
-from potluck.core.errors import OutOfDeviceMemory, PlacementImpossible, PotluckError, ShardUnavailable
+from potluck.core.errors import OutOfDeviceMemory, PlacementImpossible, PotluckError
 from potluck.node.device import measured_device
 from potluck.node.duty import ModelDuty
 from potluck.node.known_models import KnownModels, weight_sources
 from potluck.node.node import Node
 from potluck.node.own_statement import OwnStatement, StewardSettings
 from potluck.node.placement import covers, is_covered, kv_budget_bytes, links_of, node_offers
-from potluck.node.serving import ServingSettings, serve
+from potluck.node.serving import ServingSettings, serve, started
 from potluck.node.weight_fetch import WeightFetch, WeightSource
 from potluck.planner.hysteresis import Hysteresis
 from potluck.planner.placement import plan
@@ -42,7 +42,6 @@ _TELL_IMPOSSIBLE_S = 5.0
 _KEEP_WITHIN = 0.3  # what is held stays unless a plan is better by so much: measured figures are no better than that
 _WELL_AFTER_S = 60.0
 _LEAVE_LOOK_S = 0.1
-_LOAD_LOOK_S = 0.5  # between looks whether a worker that loads keeps dying
 
 
 class Steward:
@@ -338,7 +337,7 @@ class Steward:
             server = serve(self._node, named, stage, self._serving_settings(duty, stage))
             duty.shards[server] = ShardPhase.LOADING
             self.on_changed()
-            await self._started(server)
+            await started(server)
             duty.shards[server] = ShardPhase.SERVING
             duty.well_at_s = self._loop.time() + _WELL_AFTER_S
             self._say(f"serving {server.shard_id}")
@@ -369,17 +368,6 @@ class Steward:
         held_mb = sum(server.info().vram_mb for duty in self.duties.values() for server in duty.shards)
         self.statement.available_bytes = facts.free_bytes
         self.statement.budget_bytes = facts.budget_bytes(self.settings.memory_budget_bytes, held_mb * 1_000_000)
-
-    async def _started(self, server: ShardServer) -> None:
-        """Returns when it is loaded. Raises ShardUnavailable where it cannot be, or where its worker dies again and again."""
-        starting = self._loop.create_task(server.start())
-        try:
-            while not (await asyncio.wait({starting}, timeout=_LOAD_LOOK_S))[0]:
-                if server.supervisor.needs_attention:
-                    raise ShardUnavailable(f"the worker of {server.shard_id} keeps dying; is there enough memory?")
-            await starting
-        finally:
-            starting.cancel()
 
     def _failed(self, duty: ModelDuty, problem: str) -> None:
         pause_s = duty.failed(problem, self._loop.time())

@@ -33,7 +33,7 @@ class Choosing:
         self, request: GenerationRequest, params: DistributedChatParams, stages: Sequence[Placed]
     ) -> tuple[tuple[Placed, ...], ...]:
         """Who would take over each stage if its node went now; of what this node keeps for itself, itself."""
-        own = [Placed(self._node, "", stage) for stage in params.own_layers]
+        own = self._own(params)
         offered = self._candidates(request, params.fallback_to_local)
         offered = between_own(offered, own) if own else offered
         reachable = [candidate for candidate in offered if self._is_reachable(candidate.node)]
@@ -46,7 +46,7 @@ class Choosing:
             return None
         now_s = time.monotonic()
         candidates = self._candidates(request, params.fallback_to_local, params.own_place)
-        own = [Placed(self._node, "", stage) for stage in params.own_layers]
+        own = self._own(params)
         fit = [c for c in candidates if self._is_reachable(c.node) and not self._store.is_suspect(c.node, now_s)]
 
         def is_usable(kept: Kept) -> bool:
@@ -71,7 +71,7 @@ class Choosing:
                 raise BadRequest(problem)
             return list(params.pipeline)
         candidates = self._candidates(request, params.fallback_to_local, params.own_place)
-        own = [Placed(self._node, "", stage, arithmetic=params.own_arithmetic) for stage in params.own_layers]
+        own = self._own(params)
         reachable = [candidate for candidate in candidates if self._is_reachable(candidate.node)]
         rules = self._rules(request, params)
         placed = pick_pipeline(reachable, own, request.layer_count, rules)
@@ -94,6 +94,10 @@ class Choosing:
                 f"{len(cover)} shards would be needed; at most {params.max_shards_per_request} may be used"
             )
         return ShardsFull(f"every holder of some layers of {request.model} has as many streams as it takes")
+
+    def _own(self, params: DistributedChatParams) -> list[Placed]:
+        """The layers that stay at home, and how they are computed there: what others compute by may differ."""
+        return [Placed(self._node, "", stage, arithmetic=params.own_arithmetic) for stage in params.own_layers]
 
     def _rules(self, request: GenerationRequest, params: DistributedChatParams) -> RouteRules:
         return RouteRules(
@@ -120,7 +124,7 @@ class Choosing:
         is_own_turn = allows_local and params.fallback_to_local
         offered = self._candidates(request, is_own_turn, "first" if is_own_turn else "last")
         if params.own_layers:
-            offered = between_own(offered, [Placed(self._node, "", stage) for stage in params.own_layers])
+            offered = between_own(offered, self._own(params))
         reachable = [candidate for candidate in offered if self._is_reachable(candidate.node)]
         return replacer.replacements(kept, reachable, excluded, request.layer_count, self._rules(request, params))
 

@@ -298,7 +298,7 @@ class Generation:
             self._frames.append(frame)
         if self.request.max_tokens == 0 and self._journal.confirmed == len(self._journal.tokens):
             self._recovered(self._troubles.over(), now_s)
-            self._end(Finished("length", 0, self.failovers))
+            self._end(self._finished("length"))
 
     def _accept(self, message: Result, token: int, now_s: float) -> None:
         outage = self._troubles.over()

@@ -139,7 +139,10 @@ def between_own(candidates: Sequence[Candidate], own: Sequence[Placed]) -> list[
     prefix = next((placed.stage for placed in own if placed.stage.has_embedding), None)
     suffix = next((placed.stage for placed in own if placed.stage.has_output), None)
     mine = {placed.node for placed in own}
-    found = [Candidate(placed.node, placed.address, placed.stage, is_local=True) for placed in own]
+    found = [
+        Candidate(placed.node, placed.address, placed.stage, is_local=True, arithmetic=placed.arithmetic)
+        for placed in own
+    ]
     for each in candidates:
         stage = Stage(
             max(each.stage.start, prefix.stop) if prefix is not None else each.stage.start,

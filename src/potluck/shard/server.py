@@ -222,6 +222,11 @@ class ShardServer:
         self.core.evict()
         self._carry_out()
 
+    def give_up(self) -> None:
+        """Whoever has a session here, or waits for one, hears that at once and goes elsewhere. To be followed by `stop`."""
+        if self.core.state.streams:
+            self._on_worker_lost("the shard was given up")
+
     async def stop(self) -> None:
         if self._noting is not None:
             self._noting.cancel()

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from potluck.core.device_facts import DeviceFacts
-from potluck.core.errors import ShardUnavailable
 from potluck.node import duty as duty_module
 from potluck.node import steward as steward_module
 from potluck.node.duty import ModelDuty
@@ -210,21 +209,6 @@ def test_a_node_that_failed_twice_is_not_planned_with_until_it_tries_again(
         assert not steward._own_advert().allows_serving
         duty.retry_at_s = 0.0
         assert steward._own_advert().allows_serving
-
-    run_test(main())
-
-
-def test_a_worker_that_keeps_dying_while_it_loads_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steward_module, "_LOAD_LOOK_S", 0.0)
-
-    async def main() -> None:
-        steward, _ = make(tmp_path, Roster(), [])
-        never = asyncio.Event()
-        server: Any = SimpleNamespace(
-            start=never.wait, supervisor=SimpleNamespace(needs_attention=True), shard_id="model:0-7"
-        )
-        with pytest.raises(ShardUnavailable, match="keeps dying"):
-            await steward._started(server)
 
     run_test(main())
 

@@ -4,6 +4,7 @@ import pytest
 
 from potluck.core.grammar import Grammar
 from potluck.orchestrator.frames import Finished, PipelineAborted, PromptLogprobs, ShardStatus, TokenDelta
+from potluck.orchestrator.generation import Generation
 from potluck.wire.messages import Result, Step
 from potluck.wire.prompt_scores import TokenScore, encode_scores
 from tests.support.generations import HeadBench, node
@@ -82,6 +83,15 @@ def test_without_tokens_to_choose_the_end_is_the_prompts() -> None:
     assert [type(frame) for frame in bench.frames] == [PromptLogprobs, Finished]
     assert bench.frames[-1] == Finished("length", 0, 0)
     assert bench.closed == [1, 2, 3]
+
+
+def test_scores_say_as_truly_as_answers_how_exact_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Generation, "exactness", "tolerance")
+    bench = score_bench(max_tokens=0)
+    bench.run()
+    for stop in (2, 4, 6):
+        chunk(bench, stop, scored(6, stop - 2, stop))
+    assert bench.frames[-1] == Finished("length", 0, 0, "tolerance")
 
 
 # ---------------------------------------------------------------- a grammar that cannot be
