@@ -14,7 +14,7 @@ import typer
 
 from potluck.cli.api_options import ApiOptions
 from potluck.cli.chat_params import api_params, configure_orchestrator, own_layers_of, require_own_layers_fit
-from potluck.cli.console import make_progress, notice, print_json
+from potluck.cli.console import make_progress, notice, one_line, print_json
 from potluck.cli.models import open_store
 from potluck.core.errors import BadRequest, PeerRefused, PotluckError
 
@@ -348,6 +348,7 @@ class _Session:
         return None
 
     def _say(self, text: str) -> None:
+        text = one_line(text)  # what went wrong may be told in a peer's words
         elapsed_s = time.monotonic() - self._began_s
         if self._options.as_json:
             print_json({"event": text, "seconds": round(elapsed_s, 2)})

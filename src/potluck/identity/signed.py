@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 MAX_STATEMENT_BYTES = 64 << 10
 _DOMAIN = b"potluck/signed\0"
 
-Kind = Annotated[str, Meta(min_length=1, max_length=32)]
+Kind = Annotated[str, Meta(min_length=1, max_length=32, pattern=r"\A[a-z0-9_-]+\Z")]  # it stands in logs
 
 
 class Signed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

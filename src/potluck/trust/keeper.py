@@ -32,6 +32,7 @@ from potluck.trust.swarm_file import SwarmFile, SwarmState
 from potluck.wire.handshake import INVITE_ID_BYTES, PresentedTicket
 
 _LOG = logging.getLogger(__name__)
+_LOGGED = 8  # refusals of one reason; afterwards they are only counted
 OnChange = Callable[[Roster, Roster], None]
 _Change = Callable[[Roster, InviteBook], tuple[Roster, InviteBook]]
 
@@ -130,6 +131,8 @@ class SwarmKeeper:
             RefusalReason.SUPERSEDED,
             RefusalReason.NOT_FOUNDED,
         ):  # gossip's daily bread; a newcomer's first minute
+            if self.refusals[reason] > _LOGGED:
+                return
             _LOG.warning("a %s record by node %s counts for nothing: %s", signed.kind, short_id(signed.signer), reason)
 
     def _set(self, roster: Roster, book: InviteBook) -> None:

@@ -20,15 +20,6 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def forbid_core_dumps() -> None:
-    """A core file would hold activations and tokens."""
-    if sys.platform == "win32":
-        return
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 def leave_interrupts_to_parent() -> None:
     """Ctrl-C reaches every process of a terminal; the daemon decides what becomes of its worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -12,10 +12,11 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
+from potluck.core.core_dumps import forbid_core_dumps
 from potluck.wire.work import Rehearse, RunBatch
 from potluck.wire.worker_settings import OUT_OF_MEMORY_STATUS, WorkerSettings
 from potluck.worker.channel import Channel
-from potluck.worker.host_process import die_with_parent, end, forbid_core_dumps, leave_interrupts_to_parent
+from potluck.worker.host_process import die_with_parent, end, leave_interrupts_to_parent
 
 _FAILED = 70  # exit status: a bug of ours
 

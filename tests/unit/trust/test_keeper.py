@@ -158,6 +158,13 @@ def test_what_is_refused_is_counted_by_reason(keeper: SwarmKeeper) -> None:
     assert not keeper.roster.is_member(OTHER.node_id)
 
 
+def test_what_is_refused_fills_no_log(keeper: SwarmKeeper, caplog: pytest.LogCaptureFixture) -> None:
+    records = [state(OTHER, Membership(keeper.roster.swarm, OTHER.node_id, 1 + n, Trust.TRUSTED)) for n in range(40)]
+    keeper.take_all(records)
+    assert keeper.refusals[RefusalReason.SIGNER_UNKNOWN] >= 9
+    assert len(caplog.messages) == 8
+
+
 def test_only_who_may_invite_can(keeper: SwarmKeeper, file: SwarmFile) -> None:
     joining = invite(keeper)
     guest = SwarmKeeper.join(GUEST, SwarmFile(file.path.with_name("guest.swarm")), joining)
