@@ -27,6 +27,13 @@ def _checked_own_layers(text: str | None) -> str | None:
     return text
 
 
+def is_serving(asked: bool | None) -> bool:
+    """Whether this machine is to hold layers: what was typed, else what the configuration file allows."""
+    from potluck.node.configuration_file import may_serve_shards
+
+    return may_serve_shards() if asked is None else asked
+
+
 MaxLayersOption = Annotated[
     int, typer.Option("--max-layers", min=0, max=_MOST_LAYERS, help="At most so many layers; 0: any.")
 ]
@@ -52,7 +59,13 @@ InterfaceOption = Annotated[
     list[str] | None, typer.Option("--interface", metavar="NAME", help="Only these network interfaces.")
 ]
 DiscoveryOption = Annotated[bool, typer.Option(help="Find neighbours by mDNS.")]
-ServeOption = Annotated[bool, typer.Option(help="Hold layers; without, only ask and serve the API.")]
+ServeOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--serve/--no-serve",
+        help="Hold layers, or only ask and serve the API. Default: hold them, unless the configuration forbids it.",
+    ),
+]
 ChaosOption = Annotated[bool, typer.Option("--chaos", help="Let the page's chaos button kill this node's worker.")]
 OwnLayersOption = Annotated[
     str | None,

@@ -22,6 +22,7 @@ from potluck.cli.node_options import (
     ServeOption,
     StreamsOption,
     ThreadsOption,
+    is_serving,
 )
 from potluck.cli.running import call, running_node
 from potluck.cli.swarm_up import SwarmOptions, run_swarm_node
@@ -45,7 +46,7 @@ def join(
     name: NameOption = "",
     interface: InterfaceOption = None,
     discovery: DiscoveryOption = True,
-    serve: ServeOption = True,
+    serve: ServeOption = None,
     chaos: ChaosOption = False,
     device: DeviceOption = "cpu",
     batch_invariant: BatchInvariantOption = False,
@@ -64,8 +65,8 @@ def join(
 
     threads = threads or computing_threads()
     options = SwarmOptions(
-        None, None, max_layers, memory, listen, threads, streams, name, tuple(interface or ()), discovery, serve, chaos,
-        device, batch_invariant, api_options(api, allow_host, allow_origin), as_json, own_layers,
+        None, None, max_layers, memory, listen, threads, streams, name, tuple(interface or ()), discovery, is_serving(serve),
+        chaos, device, batch_invariant, api_options(api, allow_host, allow_origin), as_json, own_layers,
     )  # fmt: skip
     run(run_swarm_node(options, read_invite(invite or ())))
 

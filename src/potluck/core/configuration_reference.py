@@ -43,13 +43,13 @@ KEYS = (
         "Answers at once (1 to 1024), of an API only where it is written here: further requests wait in its queue.",
         _HEADS,
     ),
-    Key("host.serve_shards", "`false` written here: this machine only asks, as with `--no-serve`.", _HEADS),
+    Key("host.serve_shards", "`false` written here: this machine only asks, as with `--no-serve`, unless `--serve` is typed.", _HEADS),
     Key(
         "host.shard_eviction_idle_seconds",
         "Without work for so long, a shard gives its memory back until the next request, and drops what it kept of conversations.",
         _HEADS,
     ),
-    Key("host.shard_max_vram_mb", "Most memory that shards take (weights and KV), in megabytes.", _HEADS),
+    Key("host.shard_max_vram_mb", "Most memory that shards take (weights and KV), in megabytes, where `--memory` does not say it.", _HEADS),
 )  # fmt: skip
 
 VARIABLES = (
