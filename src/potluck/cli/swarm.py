@@ -24,7 +24,7 @@ from potluck.cli.node_options import (
     ThreadsOption,
     is_serving,
 )
-from potluck.cli.running import call, running_node
+from potluck.cli.running import RESTART, call, running_node
 from potluck.cli.swarm_up import SwarmOptions, run_swarm_node
 from potluck.core.errors import BadRequest
 
@@ -202,7 +202,7 @@ def plan(
     for each in details["plans"]:
         _print_plan(each, names)
     if not details["plans"]:
-        notice("this swarm serves no model yet; type: potluck up --model NAME")
+        notice(f"this swarm serves no model yet; type: {RESTART} --model NAME")
     return None
 
 
@@ -285,7 +285,8 @@ def _trust_level(text: str) -> "Trust":
 def _names() -> dict[str, str]:
     from potluck.node.identity_file import own_run_file
 
-    if own_run_file().read() is None:
+    running = own_run_file().read()
+    if running is None or not running.api:
         return {}
     return {member["id"]: member["name"] for member in call("GET", "/potluck/details")["members"]}
 

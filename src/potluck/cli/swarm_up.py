@@ -243,10 +243,8 @@ class _Session:
         options, configuration = self._options, read_configuration()
         asked = parse_size(options.memory) if options.memory is not None else None
         most = configuration.host.shard_max_vram_mb * 1_000_000
-        if device is None:
-            budget = memory_budget_bytes(asked, most)
-        else:
-            budget = device.budget_bytes(most if asked is None else asked)
+        limit = most if asked is None else asked
+        budget = memory_budget_bytes(asked, most) if device is None else device.budget_bytes(limit)
         pinned = LayerRange.parse(options.layers, self._layer_count()) if options.layers else None
         steward = StewardSettings(
             name=options.name or _host_name(), is_serving=options.serves, device=device,
@@ -343,7 +341,8 @@ class _Session:
                 notice(f"from other machines, with the key: {url}/")
         if not roster.models() and not self._is_newcomer:
             notice(
-                "this swarm serves no model yet; type: potluck up --model NAME (`potluck models` lists what is here)"
+                "this swarm serves no model yet; end this node (Ctrl-C) and start it with one of `potluck models`: "
+                "potluck up --model NAME"
             )
         if roster.may_invite(swarm.node.id):
             notice("add a machine: `potluck invite` here, and paste what it prints there")

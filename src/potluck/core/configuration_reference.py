@@ -58,7 +58,11 @@ VARIABLES = (
     Variable("POTLUCK_CONFIG", "The configuration file.", "`config.toml` in the home"),
     Variable("POTLUCK_KEY", "The node's key; its swarm and what it learns lie beside it.", "`node.key` in the home"),
     Variable("POTLUCK_API_KEY", "The key that `Client` and `potluck chat --url` show.", "none"),
-    Variable("OTEL_EXPORTER_OTLP_ENDPOINT", "Where answers are sent as OpenTelemetry spans (`pip install potluck[otel]`).", "nowhere"),
+    Variable(
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        "Where answers are sent as OpenTelemetry spans (`pip install -c constraints.txt '.[otel]'` in the source folder).",
+        "nowhere",
+    ),
     Variable("HF_ENDPOINT", "Where `potluck pull hf:…` asks.", "Hugging Face"),
     Variable("POTLUCK_CA", "A file of further certificates that downloads may trust; SSL_CERT_FILE likewise.", "the system's only"),
     Variable("HF_TOKEN", "What it shows there.", "none"),

@@ -9,12 +9,14 @@ import msgspec
 import pytest
 
 from potluck.cli import running
+from potluck.cli.main import run
 from potluck.cli.running import call, worth_waiting_s
 from potluck.core.errors import PotluckError
 from potluck.gateway.page_state import PageState
-from potluck.node.identity_file import own_run_file
+from potluck.node.identity_file import own_key, own_run_file, own_swarm_file
 from potluck.node.run_file import RunningNode
 from potluck.testing.scripted_swarm import LARGE, SMALL, ScriptedSwarm, node_id
+from potluck.trust.keeper import SwarmKeeper
 
 
 def state_of(swarm: ScriptedSwarm) -> PageState:
@@ -70,6 +72,35 @@ def test_a_node_that_ends_meanwhile_is_told_apart_from_one_that_answers_rubbish(
     with pytest.raises(PotluckError, match="has ended; type: potluck up" if ends else "does not answer"):
         call("GET", "/potluck/state")
     thread.join()
+
+
+@pytest.mark.parametrize("command", ["status", "leave", "plan", "top"])
+def test_a_node_without_an_api_is_told_from_none_and_how_to_give_it_one(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POTLUCK_HOME", str(tmp_path))
+    with own_run_file().held():
+        own_run_file().write(RunningNode(41, "aa", "bb", (), ""))
+        assert run([command]) == 2
+    told = capsys.readouterr().err
+    assert "runs without an API (--api off, or its port was taken)" in told
+    assert "end it (Ctrl-C where it runs, or: kill 41), and start it with: potluck up --api 127.0.0.1:PORT" in told
+
+
+def test_members_are_listed_by_a_node_without_an_api_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POTLUCK_HOME", str(tmp_path))
+    SwarmKeeper.found(own_key(), own_swarm_file())
+    with own_run_file().held():
+        own_run_file().write(RunningNode(41, "aa", "bb", (), ""))
+        assert run(["members"]) == 0
+    assert own_key().node_id.hex()[:8] in capsys.readouterr().out
+
+
+def test_a_node_of_another_version_is_to_be_ended_before_it_is_started_again() -> None:
+    with pytest.raises(PotluckError, match="start it again: potluck leave, then potluck up"):
+        running.read_state({})
 
 
 def test_whoever_waits_for_a_node_that_leaves_is_told_what_for(monkeypatch: pytest.MonkeyPatch) -> None:

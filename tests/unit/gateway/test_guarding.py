@@ -133,7 +133,7 @@ def test_a_site_is_taken_as_browsers_name_it(typed: str, sent: str) -> None:
     ["", "*", "null", "chat.example", "localhost:3000", "https://", "https://chat.example/page", "://chat.example"],
 )
 def test_what_is_no_site_is_refused(typed: str) -> None:
-    with pytest.raises(BadRequest, match="takes a site with its scheme, like https://chat.example"):
+    with pytest.raises(BadRequest, match="takes a site with its scheme"):
         named_origin(typed)
 
 
