@@ -1,5 +1,6 @@
 """The options that every command has which brings this machine into a swarm."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -25,6 +26,13 @@ def _checked_own_layers(text: str | None) -> str | None:
 
         require_own_layers_like(text)
     return text
+
+
+def refuse_idle(given: Mapping[str, object], reason: str) -> None:
+    """`given`: options that do nothing here, with whether somebody typed them. Raises BadRequest rather than ignore one."""
+    typed = [option for option, is_given in given.items() if is_given]
+    if typed:
+        raise BadRequest(f"{' and '.join(typed)} would do nothing: {reason}")
 
 
 def is_serving(asked: bool | None) -> bool:

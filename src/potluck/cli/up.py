@@ -36,6 +36,7 @@ from potluck.cli.node_options import (
     StreamsOption,
     ThreadsOption,
     is_serving,
+    refuse_idle,
 )
 from potluck.cli.swarm_up import SwarmOptions, run_swarm_node
 from potluck.core.errors import BadRequest
@@ -108,12 +109,8 @@ def up(
     others = tuple(address.strip() for address in via.split(",")) if via else ()
     serves = is_serving(serve)
     if layers is not None and not serves:
-        reason = (
-            "the configuration says serve_shards = false; say --serve too"
-            if serve is None
-            else "not --no-serve with it"
-        )
-        raise BadRequest(f"--layers says which layers to hold: {reason}, or leave out --layers")
+        refusal = "the configuration says serve_shards = false; say --serve too" if serve is None else "--no-serve"
+        raise BadRequest(f"--layers says which layers to hold, against {refusal}, or leave out --layers")
     is_explicit = bool(others) or (layers is not None and own_swarm_file().read() is None)
     if not is_explicit:
         if spare or metrics:
@@ -125,6 +122,10 @@ def up(
             device, batch_invariant, chosen, as_json, own_layers,
         )  # fmt: skip
         return run(run_swarm_node(swarm_options))
+    idle = {
+        "--max-layers": max_layers, "--name": name, "--interface": interface, "--no-discovery": not discovery, "--chaos": chaos,
+    }  # fmt: skip
+    refuse_idle(idle, "it is for a node of a swarm, which --via, or --layers where there is no swarm, does not make")
     if not serves and (chosen is None or not others):
         raise BadRequest("without serving there must be --via ADDR,… and an API: nothing else is left to do")
     address = listen or f"127.0.0.1:{DEFAULT_PORT}"

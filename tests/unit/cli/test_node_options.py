@@ -72,6 +72,39 @@ def test_what_only_means_something_without_a_swarm_is_not_ignored_in_one(
     assert option[0] in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["up", "--layers", "0-4"], ["up", "--via", "127.0.0.1:1"]])
+@pytest.mark.parametrize(
+    "option", [["--max-layers", "3"], ["--name", "kitchen"], ["--interface", "lo"], ["--no-discovery"], ["--chaos"]]
+)
+def test_what_only_means_something_in_a_swarm_is_not_ignored_without_one(
+    command: list[str], option: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*command, *option]) == 2
+    assert f"{option[0]} would do nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", [[], ["--here"]])
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--own-layers", "0-1"], ["--no-ring"], ["--activation-dtype", "int8"], ["--activation-dtype", "bogus"],
+        ["--dist-prefill-chunk", "8"], ["--dist-prefill-window", "2"],
+    ],
+)  # fmt: skip
+def test_what_is_about_other_machines_shards_is_not_ignored_without_them(
+    place: list[str], option: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["ask", "What?", *place, *option]) == 2
+    told = capsys.readouterr().err
+    assert f"{option[0]} would do nothing" in told
+    assert "--via" in told
+
+
+def test_a_question_is_asked_here_or_of_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["ask", "What?", "--here", "--via", "127.0.0.1:1"]) == 2
+    assert "--here would do nothing" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", [["up"], ["join", "potluck-abc"]])
 @pytest.mark.parametrize(("option", "value"), [("--allow-origin", "chat.example"), ("--allow-host", "http://kitchen/")])
 def test_a_host_or_site_that_no_request_could_name_is_refused_before_anything_starts(
