@@ -180,10 +180,10 @@ def api_key() -> str | None:
     from potluck.cli.api_options import ApiOptions, gateway_settings
     from potluck.gateway.api_keys import is_loopback, load_or_create_api_keys
 
-    host = _api_address().rpartition(":")[0]
-    if is_loopback(host.strip("[]")):
-        return None
-    key_file = gateway_settings(ApiOptions("", False)).key_file
+    host, noted = _api_address().rpartition(":")[0], running_node().key
+    if noted or is_loopback(host.strip("[]")):
+        return noted or None
+    key_file = gateway_settings(ApiOptions("", False)).key_file  # an earlier build notes none
     assert key_file is not None
     keys, _ = load_or_create_api_keys(key_file)
     return next(iter(keys))

@@ -325,8 +325,10 @@ class _Session:
         from potluck.node.run_file import RunningNode
 
         roster, addresses = self._keeper.roster, swarm.steward.statement.addresses
-        api = "" if gateway is None else gateway.address
-        own_run_file().write(RunningNode(os.getpid(), swarm.node.id.hex(), roster.swarm.hex(), addresses, api))
+        api, key = ("", None) if gateway is None else (gateway.address, gateway.a_key)
+        own_run_file().write(
+            RunningNode(os.getpid(), swarm.node.id.hex(), roster.swarm.hex(), addresses, api, key or "")
+        )
         if self._options.as_json:
             return print_json(
                 {

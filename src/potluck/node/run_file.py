@@ -18,6 +18,7 @@ class RunningNode(msgspec.Struct, frozen=True):
     swarm: str
     addresses: tuple[str, ...]
     api: str  # empty: none
+    key: str = ""  # that its API takes, whatever has been written into the keys' file since; empty: it asks for none
 
 
 class RunFile:
