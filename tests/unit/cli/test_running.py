@@ -135,11 +135,11 @@ def test_a_key_that_is_added_before_the_first_one_does_not_lock_commands_out(
         assert asyncio.run(main()) == 200
 
 
-def announce(gateway: GatewayServer) -> None:
+def announce(gateway: GatewayServer | None, as_json: bool = True) -> None:
     """As a node does when it is up."""
     keeper = SwarmKeeper.found(own_key(), own_swarm_file())
     options = SwarmOptions(
-        None, None, 0, None, None, 1, 4, "", (), True, True, False, "cpu", False, None, True,
+        None, None, 0, None, None, 1, 4, "", (), True, True, False, "cpu", False, None, as_json,
     )  # fmt: skip
     swarm = SimpleNamespace(
         node=SimpleNamespace(id=own_key().node_id),
@@ -152,6 +152,18 @@ def status_of_models() -> int:
     address, connection = running._connection(10.0)
     with contextlib.closing(connection):
         return running._request(address, connection, "GET", "/v1/models", None).status
+
+
+def test_a_node_whose_swarm_serves_nothing_says_that_it_is_to_be_ended_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POTLUCK_HOME", str(tmp_path))
+    with own_run_file().held():
+        announce(None, as_json=False)
+    assert "end this node (Ctrl-C) and start it with one" in capsys.readouterr().err
+    monkeypatch.setattr("potluck.cli.swarm.call", lambda method, path: {"plans": [], "state": {"nodes": []}})
+    assert run(["plan"]) == 0
+    assert "potluck leave, then potluck up --model NAME" in capsys.readouterr().err
 
 
 def test_whoever_waits_for_a_node_that_leaves_is_told_what_for(monkeypatch: pytest.MonkeyPatch) -> None:
