@@ -46,12 +46,12 @@ test-long: .venv/system.stamp
 	$(MAKE) --jobs=2 lint kernels
 	$(MAKE) --jobs=2 long-membership long-rest
 
-long-rest:
+long-rest: .venv/test.stamp .venv/system.stamp
 	POTLUCK_LONG=1 $(BIN)/pytest -n auto tests/unit
 	POTLUCK_LONG=1 $(BIN)/pytest $(BY_FILE) $(filter-out tests/chaos/test_membership.py,$(COMPUTING))
 	POTLUCK_LONG=1 $(BIN)/pytest $(BY_FILE) $(REAL_PROCESSES)
 
-long-membership:
+long-membership: .venv/test.stamp
 	POTLUCK_LONG=1 nice -n 5 $(BIN)/pytest -rP tests/chaos/test_membership.py
 
 check:

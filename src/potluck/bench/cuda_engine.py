@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from potluck.core.errors import BenchmarkFailed, DeviceUnavailable
+from potluck.core.extras import how_to_install
 from potluck.core.layers import LayerRange
 from potluck.core.model_facts import ModelFacts
 from potluck.engine.shard_engine import EngineSettings, ShardEngine, Step
@@ -63,7 +64,7 @@ def bench_cuda_engine(settings: CudaBenchSettings, say: Say) -> CudaReport:
 
         device = find_device(settings.device)
     except ImportError as error:
-        raise BenchmarkFailed(f"skipped: torch is not installed here ({error}); pip install 'potluck[cuda]'") from error
+        raise BenchmarkFailed(f"skipped: torch is not installed here ({error}); {how_to_install('cuda')}") from error
     except DeviceUnavailable as error:
         raise BenchmarkFailed(f"skipped: {error}") from error
     say("what the GPU can do: copying, bf16 products")

@@ -36,10 +36,13 @@ class ApiOptions:
 
 
 def api_options(api: str | None, hosts: list[str] | None, origins: list[str] | None) -> ApiOptions | None:
-    """None where the API is switched off."""
+    """None where the API is switched off. Raises BadRequest for what is no host or no site."""
     if api == "off":
         return None
-    return ApiOptions(api or DEFAULT_API, api is not None, tuple(hosts or ()), tuple(origins or ()))
+    from potluck.gateway.guarding import named_host, named_origin
+
+    named_hosts, named_origins = tuple(map(named_host, hosts or ())), tuple(map(named_origin, origins or ()))
+    return ApiOptions(api or DEFAULT_API, api is not None, named_hosts, named_origins)
 
 
 async def started(gateway: "GatewayServer", api: ApiOptions) -> bool:

@@ -7,7 +7,7 @@ import typer
 
 from potluck.cli.console import JsonOption, harmless, notice, print_json, require_utf8
 from potluck.cli.models import open_store
-from potluck.cli.node_options import MOST_THREADS
+from potluck.cli.node_options import MOST_THREADS, refuse_idle
 from potluck.core.errors import BadRequest, ModelNotFound
 from potluck.core.sampling_params import SamplingParams
 from potluck.weights.catalogue import DEFAULT_MODEL_ID
@@ -61,13 +61,17 @@ def ask(
     if via is not None:
         from potluck.cli.ask_via import RemoteQuestion, ask_via
 
+        refuse_idle({"--here": here}, "--via asks other machines")
         question_there = RemoteQuestion(
             via.split(","), model, messages, params, max_tokens, ring, codec, as_json, own_layers, threads, prefill_chunk,
             prefill_window,
         )  # fmt: skip
         return ask_via(question_there)
-    if own_layers is not None:
-        raise BadRequest("--own-layers says what this machine does beside others; name them with --via")
+    idle = {
+        "--own-layers": own_layers is not None, "--no-ring": not ring, "--activation-dtype": codec is not None,
+        "--dist-prefill-chunk": prefill_chunk, "--dist-prefill-window": prefill_window,
+    }  # fmt: skip
+    refuse_idle(idle, "shards on other machines are used with --via only")
     if not here and _runs_a_node():
         from potluck.cli.ask_swarm import ask_swarm
 

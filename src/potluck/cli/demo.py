@@ -51,17 +51,26 @@ def _invite_to_more(model: str, layer_count: int) -> None:
     """On a terminal the demonstration goes on, with a page to play with; elsewhere it says how to get there."""
     import sys
 
-    from potluck.cli.api_options import DEFAULT_API
     from potluck.cli.local import run_local_swarm
 
-    print(
-        f"next: the page at http://{DEFAULT_API}/ shows the machines, and has a button that kills one under your own answer"
-    )
+    print("next: a page that shows the machines, and has a button that kills one under your own answer")
     if not sys.stdout.isatty() or not sys.stdin.isatty():
         print("      potluck local --swarm     three nodes on this machine, with that page")
         print("      potluck up                this machine as the first of your own swarm; then `potluck invite`")
         return
-    run_local_swarm(model, layer_count, 3, 1, DEFAULT_API, False)
+    run_local_swarm(model, layer_count, 3, 1, _free_place(), False)
+
+
+def _free_place() -> str:
+    """For the page: the usual one, or any port where a node of one's own has that already."""
+    from potluck.cli.api_options import DEFAULT_API
+    from potluck.cli.doctor_probes import is_port_free
+
+    host, _, port = DEFAULT_API.rpartition(":")
+    if is_port_free(int(port)):
+        return DEFAULT_API
+    notice(f"{DEFAULT_API} is taken; the page gets another port")
+    return f"{host}:0"
 
 
 def _ignore(message: str) -> None:

@@ -8,7 +8,7 @@ import typer
 from potluck.cli import doctor_checks as checks
 from potluck.cli.api_options import DEFAULT_API
 from potluck.cli.console import EXIT_FAILURE, JsonOption, counted, notice, one_line, print_json
-from potluck.cli.running import read_state
+from potluck.cli.running import NodeHasNoApi, read_state
 from potluck.cli.swarm_up import DEFAULT_SWARM_LISTEN
 from potluck.core.errors import BadRequest, PotluckError
 
@@ -99,6 +99,9 @@ def _node() -> "tuple[Any, Finding]":
 
     try:
         details = running_details()
+    except NodeHasNoApi as error:
+        text, _, advice = str(error).partition("; ")
+        return None, checks.Finding("node", "fail", text, advice)
     except (PotluckError, OSError) as error:
         return None, checks.Finding("node", "fail", str(error), "end it and start it again: potluck up")
     if details is None:

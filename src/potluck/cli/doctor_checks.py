@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from potluck.cli.console import counted, one_line, shown_bytes
+from potluck.cli.running import RESTART
+from potluck.core.extras import how_to_install
 
 if TYPE_CHECKING:
     from potluck.gateway.page_state import PageState
@@ -39,9 +41,7 @@ def check_python(version: tuple[int, ...], platform: str) -> Finding:
 
 def check_packages(missing: Sequence[str]) -> Finding:
     if missing:
-        return Finding(
-            "packages", "fail", f"missing or of another version: {', '.join(missing)}", "pip install --upgrade potluck"
-        )
+        return Finding("packages", "fail", f"missing or of another version: {', '.join(missing)}", how_to_install())
     return Finding("packages", "ok", "every package that Potluck needs is there")
 
 
@@ -49,7 +49,7 @@ def check_engine(numba: str | None, llvmlite: str | None) -> Finding:
     if numba is None or llvmlite is None:
         return Finding(
             "engine", "warn", "numba is not installed: this machine can ask, and hold no layers",
-            "to hold layers: pip install 'potluck[cpu]'",
+            f"to hold layers, {how_to_install('cpu')}",
         )  # fmt: skip
     return Finding("engine", "ok", f"numba {numba}, llvmlite {llvmlite}")
 
@@ -214,7 +214,7 @@ def check_running(details: Mapping[str, Any], own_version: str) -> list[Finding]
     text = f"node {state['swarm']['self'][:8]} of swarm {state['swarm']['id'][:8]}, daemon {own['daemon_pid']}, Potluck {own['version']}"
     node = Finding("node", "ok", text)
     if own["version"] != own_version:
-        node = Finding("node", "warn", f"{text}, and this command is {own_version}", "potluck leave, then potluck up")
+        node = Finding("node", "warn", f"{text}, and this command is {own_version}", RESTART)
     if details.get("expulsion"):
         text, _, advice = one_line(details["expulsion"]).partition("; ")
         node = Finding("node", "fail", text, advice)
@@ -239,7 +239,7 @@ def check_duplicates(duplicates: Sequence[Mapping[str, Any]]) -> Finding:
     )
     return Finding(
         "duplicate ids", "fail", f"two machines use one key: {shown}",
-        "on the copy: delete node.key, node.swarm and peers from its home folder, then potluck join with a new invite",
+        "on the copy: potluck leave --forget --new-key, then potluck join with a new invite",
     )  # fmt: skip
 
 
@@ -260,7 +260,7 @@ def check_versions(details: Mapping[str, Any]) -> list[Finding]:
 
 def check_models(state: "PageState") -> list[Finding]:
     if not state.models:
-        return [Finding("layers", "warn", "this swarm serves no model yet", "potluck up --model NAME")]
+        return [Finding("layers", "warn", "this swarm serves no model yet", f"{RESTART} --model NAME")]
     return [
         Finding("layers", "ok", model.verdict)
         if model.can_answer

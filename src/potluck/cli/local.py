@@ -11,6 +11,7 @@ from potluck.cli.ask import find_model
 from potluck.cli.console import JsonOption, counted, format_table, notice, print_json
 from potluck.cli.models import open_store
 from potluck.cli.node_options import MOST_THREADS
+from potluck.core.errors import BadRequest
 
 if TYPE_CHECKING:
     from potluck.wire.messages import Described
@@ -21,7 +22,12 @@ _NAMES = ("kitchen", "anna", "ben", "attic", "garage", "grandma", "clara", "davi
 def local(
     nodes: Annotated[int, typer.Option("--nodes", min=1, max=16, help="How many.")] = 3,
     model: Annotated[str | None, typer.Option("--model", "-m", help="A model of `potluck models`.")] = None,
-    spare: Annotated[bool, typer.Option(help="Let the last node hold everything, in case another fails.")] = True,
+    spare: Annotated[
+        bool | None,
+        typer.Option(
+            "--spare/--no-spare", help="Let the last node hold everything, in case another fails (the default)."
+        ),
+    ] = None,
     threads: Annotated[int, typer.Option("--threads", "-t", min=1, max=MOST_THREADS, help="For each node.")] = 1,
     api: Annotated[str, typer.Option("--api", help="Address of the HTTP API; off: none.")] = DEFAULT_API,
     swarm: Annotated[
@@ -33,11 +39,15 @@ def local(
     from potluck.node.configuration_file import require_enabled
     from potluck.testing.local_swarm import LocalSwarm, split_plan
 
+    if swarm and api == "off":
+        raise BadRequest("--swarm is there for its page, which needs an address; leave out --api off")
+    if swarm and spare is False:
+        raise BadRequest("--no-spare goes without --swarm: in a swarm the last node may hold everything")
     require_enabled()
     entry = find_model(open_store(), model)
     if swarm:
         return run_local_swarm(entry.id, entry.layer_count, nodes, threads, api, as_json)
-    spares = 1 if spare and nodes > 2 else 0
+    spares = 1 if spare is not False and nodes > 2 else 0
     _end_at_once_when_told()
     notice(f"starting {counted(nodes, 'node')} (the first start compiles kernels)")
     with LocalSwarm(entry.id, split_plan(entry.layer_count, nodes - spares, spares, threads)) as started:

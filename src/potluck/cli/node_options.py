@@ -1,5 +1,6 @@
 """The options that every command has which brings this machine into a swarm."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -27,6 +28,20 @@ def _checked_own_layers(text: str | None) -> str | None:
     return text
 
 
+def refuse_idle(given: Mapping[str, object], reason: str) -> None:
+    """`given`: options that do nothing here, with whether somebody typed them. Raises BadRequest rather than ignore one."""
+    typed = [option for option, is_given in given.items() if is_given]
+    if typed:
+        raise BadRequest(f"{' and '.join(typed)} would do nothing: {reason}")
+
+
+def is_serving(asked: bool | None) -> bool:
+    """Whether this machine is to hold layers: what was typed, else what the configuration file allows."""
+    from potluck.node.configuration_file import may_serve_shards
+
+    return may_serve_shards() if asked is None else asked
+
+
 MaxLayersOption = Annotated[
     int, typer.Option("--max-layers", min=0, max=_MOST_LAYERS, help="At most so many layers; 0: any.")
 ]
@@ -52,7 +67,13 @@ InterfaceOption = Annotated[
     list[str] | None, typer.Option("--interface", metavar="NAME", help="Only these network interfaces.")
 ]
 DiscoveryOption = Annotated[bool, typer.Option(help="Find neighbours by mDNS.")]
-ServeOption = Annotated[bool, typer.Option(help="Hold layers; without, only ask and serve the API.")]
+ServeOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--serve/--no-serve",
+        help="Hold layers, or only ask and serve the API. Default: hold them, unless the configuration forbids it.",
+    ),
+]
 ChaosOption = Annotated[bool, typer.Option("--chaos", help="Let the page's chaos button kill this node's worker.")]
 OwnLayersOption = Annotated[
     str | None,

@@ -23,11 +23,18 @@ _TIMEOUT_S = 10.0
 _QUIET_S = 1.0  # what takes longer is explained
 _ENDING_S = 3.0
 _TAKES_LONG = {"/potluck/leave": "others take over this machine's layers, and the answers that use them end"}
+RESTART = "potluck leave, then potluck up"  # while a node runs, `potluck up` alone is refused
 _SILENCE_S = 30.0  # an open stream has a sign of life every ten seconds
 
 
 class NodeNotRunning(BadRequest):
     code = "node_not_running"
+
+
+class NodeHasNoApi(BadRequest):
+    """It runs, and commands cannot reach it. What is wrong stands before the message's semicolon, what to do behind it."""
+
+    code = "node_has_no_api"
 
 
 class NodeWentAway(PotluckError):
@@ -47,7 +54,7 @@ def running_node() -> "RunningNode":
 
 
 def call(method: str, path: str, body: object = None, timeout_s: float = _TIMEOUT_S) -> Any:
-    """One request to the running node; the decoded answer. Raises NodeNotRunning, PotluckError with what the node says."""
+    """One request to the running node; the decoded answer. Raises NodeNotRunning, NodeHasNoApi, PotluckError with what it says."""
     import http.client
 
     address, connection = _connection(timeout_s)
@@ -136,7 +143,7 @@ def converted(told: object, kind: type[T]) -> T:
     try:
         return msgspec.convert(told, kind)
     except msgspec.ValidationError as error:
-        raise PotluckError(f"the node runs another version of Potluck ({error}); start it again: potluck up") from None
+        raise PotluckError(f"the node runs another version of Potluck ({error}); start it again: {RESTART}") from None
 
 
 def wait_until_answerable(model: str | None) -> None:
@@ -162,7 +169,7 @@ def worth_waiting_s(state: "PageState", model: str | None) -> float:
 
 
 def api_url() -> str:
-    """Where the running node's API is, as seen from here. Raises NodeNotRunning."""
+    """Where the running node's API is, as seen from here. Raises NodeNotRunning, NodeHasNoApi."""
     host, _, port = _api_address().rpartition(":")
     local = _local(host)
     return f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"
@@ -173,10 +180,10 @@ def api_key() -> str | None:
     from potluck.cli.api_options import ApiOptions, gateway_settings
     from potluck.gateway.api_keys import is_loopback, load_or_create_api_keys
 
-    host = _api_address().rpartition(":")[0]
-    if is_loopback(host.strip("[]")):
-        return None
-    key_file = gateway_settings(ApiOptions("", False)).key_file
+    host, noted = _api_address().rpartition(":")[0], running_node().key
+    if noted or is_loopback(host.strip("[]")):
+        return noted or None
+    key_file = gateway_settings(ApiOptions("", False)).key_file  # an earlier build notes none
     assert key_file is not None
     keys, _ = load_or_create_api_keys(key_file)
     return next(iter(keys))
@@ -185,7 +192,10 @@ def api_key() -> str | None:
 def _api_address() -> str:
     running = running_node()
     if not running.api:
-        raise NodeNotRunning("the node runs without its API (--api off), so it cannot be asked; type: potluck up")
+        raise NodeHasNoApi(
+            "the node runs without an API (--api off, or its port was taken), so commands cannot reach it; "
+            f"end it (Ctrl-C where it runs, or: kill {running.pid}), and start it with: potluck up --api 127.0.0.1:PORT"
+        )
     return running.api
 
 

@@ -18,7 +18,7 @@ from potluck.cli.console import (
 )
 from potluck.cli.layer_strip import LEGEND, layer_strip
 from potluck.cli.local import status_via
-from potluck.cli.running import call, read_state
+from potluck.cli.running import RESTART, call, read_state
 
 if TYPE_CHECKING:
     from potluck.gateway.page_state import NodeView, PageState, RequestView, ShardView
@@ -55,7 +55,7 @@ def status_lines(state: "PageState", details: dict[str, Any], width: int | None 
     for model in state.models:
         lines += ["", one_line(model.verdict), *([f"next: {one_line(model.fix)}"] if model.fix else [])]
         lines += layer_strip(state, model)
-    lines += [LEGEND] if state.models else ["", "This swarm serves no model yet; type: potluck up --model NAME"]
+    lines += [LEGEND] if state.models else ["", f"This swarm serves no model yet; type: {RESTART} --model NAME"]
     lines += ["", _node_table(state.nodes, width)]
     if state.requests:
         lines += ["", *(request_line(request, state) for request in state.requests)]

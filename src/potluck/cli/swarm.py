@@ -22,14 +22,16 @@ from potluck.cli.node_options import (
     ServeOption,
     StreamsOption,
     ThreadsOption,
+    is_serving,
 )
-from potluck.cli.running import call, running_node
+from potluck.cli.running import RESTART, call, running_node
 from potluck.cli.swarm_up import SwarmOptions, run_swarm_node
 from potluck.core.errors import BadRequest
 
 if TYPE_CHECKING:
     from potluck.trust.keeper import SwarmKeeper
     from potluck.trust.records import Trust
+    from potluck.trust.roster import Member
 
 
 def join(
@@ -45,7 +47,7 @@ def join(
     name: NameOption = "",
     interface: InterfaceOption = None,
     discovery: DiscoveryOption = True,
-    serve: ServeOption = True,
+    serve: ServeOption = None,
     chaos: ChaosOption = False,
     device: DeviceOption = "cpu",
     batch_invariant: BatchInvariantOption = False,
@@ -64,8 +66,8 @@ def join(
 
     threads = threads or computing_threads()
     options = SwarmOptions(
-        None, None, max_layers, memory, listen, threads, streams, name, tuple(interface or ()), discovery, serve, chaos,
-        device, batch_invariant, api_options(api, allow_host, allow_origin), as_json, own_layers,
+        None, None, max_layers, memory, listen, threads, streams, name, tuple(interface or ()), discovery, is_serving(serve),
+        chaos, device, batch_invariant, api_options(api, allow_host, allow_origin), as_json, own_layers,
     )  # fmt: skip
     run(run_swarm_node(options, read_invite(invite or ())))
 
@@ -131,22 +133,45 @@ def expel(
 def entrust(
     member: Annotated[str, typer.Argument(metavar="ID", help="The first characters of an id in `potluck members`.")],
     trust: Annotated[str | None, typer.Option("--trust", help="trusted: serves layers; member: only asks.")] = None,
-    may_invite: Annotated[bool, typer.Option("--may-invite/--may-not-invite", help="Let it invite others.")] = False,
-    may_expel: Annotated[bool, typer.Option("--may-expel/--may-not-expel", help="Let it expel others.")] = False,
+    may_invite: Annotated[
+        bool | None, typer.Option("--may-invite/--may-not-invite", help="Whether it invites others.")
+    ] = None,
+    may_expel: Annotated[
+        bool | None, typer.Option("--may-expel/--may-not-expel", help="Whether it expels others.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a member may do: how far it is trusted, and whether it invites and expels in the founder's place."""
+    """Say what a member may do: how far it is trusted, and whether it invites and expels in the founder's place.
+
+    What is not named stays as it is.
+    """
     keeper = _keeper()
-    node = _member(keeper, member)
-    held = keeper.roster.trust_of(node)
-    level = _trust_level(trust) if trust is not None else held
-    assert level is not None
-    keeper.admit(node, level, may_invite, may_expel)
+    held = keeper.roster.member(_member(keeper, member))
+    assert held is not None
+    if trust is None and may_invite is None and may_expel is None:
+        raise BadRequest(
+            "say what is to change: --trust, --may-invite or --may-not-invite, --may-expel or --may-not-expel"
+        )
+    changed = held._replace(
+        trust=held.trust if trust is None else _trust_level(trust),
+        may_invite=held.may_invite if may_invite is None else may_invite,
+        may_expel=held.may_expel if may_expel is None else may_expel,
+    )
+    keeper.admit(changed.node, changed.trust, changed.may_invite, changed.may_expel)
     if as_json:
-        return print_json({"id": node.hex(), "trust": str(level), "may_invite": may_invite, "may_expel": may_expel})
-    rights = [word for is_given, word in ((may_invite, "invites"), (may_expel, "expels")) if is_given]
-    print(f"{node.hex()[:8]} is {level}{', ' + ' and '.join(rights) if rights else ''}; the others learn of it now")
+        return print_json(
+            {
+                "id": changed.node.hex(), "trust": str(changed.trust), "may_invite": changed.may_invite,
+                "may_expel": changed.may_expel,
+            }
+        )  # fmt: skip
+    print(f"{changed.node.hex()[:8]} is {changed.trust}, {_may(changed)}; the others learn of it now")
     return None
+
+
+def _may(member: "Member") -> str:
+    rights = [word for is_given, word in ((member.may_invite, "invite"), (member.may_expel, "expel")) if is_given]
+    return f"may {' and '.join(rights)}" if rights else "may neither invite nor expel"
 
 
 def withdraw(
@@ -177,7 +202,7 @@ def plan(
     for each in details["plans"]:
         _print_plan(each, names)
     if not details["plans"]:
-        notice("this swarm serves no model yet; type: potluck up --model NAME")
+        notice(f"this swarm serves no model yet; type: {RESTART} --model NAME")
     return None
 
 
@@ -260,7 +285,8 @@ def _trust_level(text: str) -> "Trust":
 def _names() -> dict[str, str]:
     from potluck.node.identity_file import own_run_file
 
-    if own_run_file().read() is None:
+    running = own_run_file().read()
+    if running is None or not running.api:
         return {}
     return {member["id"]: member["name"] for member in call("GET", "/potluck/details")["members"]}
 

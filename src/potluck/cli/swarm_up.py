@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import typer
@@ -57,12 +57,11 @@ class SwarmOptions:
 
 
 async def run_swarm_node(options: SwarmOptions, invite: "Invite | None" = None) -> None:
-    from potluck.node.configuration_file import may_serve_shards, require_enabled
+    from potluck.node.configuration_file import require_enabled
     from potluck.node.identity_file import own_key, own_run_file
 
     began_s = time.monotonic()
     require_enabled()
-    options = replace(options, serves=options.serves and may_serve_shards())
     with own_run_file().held():  # before anything is founded or redeemed: two nodes of one home would be one twice
         key, store = own_key(), open_store()
         if invite is not None:
@@ -242,9 +241,10 @@ class _Session:
         from potluck.swarm.adverts import advert_lifetime_s
 
         options, configuration = self._options, read_configuration()
-        limit = parse_size(options.memory) if options.memory else None
+        asked = parse_size(options.memory) if options.memory is not None else None
         most = configuration.host.shard_max_vram_mb * 1_000_000
-        budget = min(memory_budget_bytes(limit), most) if device is None else device.budget_bytes(limit or most)
+        limit = most if asked is None else asked
+        budget = memory_budget_bytes(asked, most) if device is None else device.budget_bytes(limit)
         pinned = LayerRange.parse(options.layers, self._layer_count()) if options.layers else None
         steward = StewardSettings(
             name=options.name or _host_name(), is_serving=options.serves, device=device,
@@ -325,8 +325,10 @@ class _Session:
         from potluck.node.run_file import RunningNode
 
         roster, addresses = self._keeper.roster, swarm.steward.statement.addresses
-        api = "" if gateway is None else gateway.address
-        own_run_file().write(RunningNode(os.getpid(), swarm.node.id.hex(), roster.swarm.hex(), addresses, api))
+        api, key = ("", None) if gateway is None else (gateway.address, gateway.a_key)
+        own_run_file().write(
+            RunningNode(os.getpid(), swarm.node.id.hex(), roster.swarm.hex(), addresses, api, key or "")
+        )
         if self._options.as_json:
             return print_json(
                 {
@@ -341,7 +343,8 @@ class _Session:
                 notice(f"from other machines, with the key: {url}/")
         if not roster.models() and not self._is_newcomer:
             notice(
-                "this swarm serves no model yet; type: potluck up --model NAME (`potluck models` lists what is here)"
+                "this swarm serves no model yet; end this node (Ctrl-C) and start it with one of `potluck models`: "
+                "potluck up --model NAME"
             )
         if roster.may_invite(swarm.node.id):
             notice("add a machine: `potluck invite` here, and paste what it prints there")

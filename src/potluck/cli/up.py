@@ -35,6 +35,8 @@ from potluck.cli.node_options import (
     ServeOption,
     StreamsOption,
     ThreadsOption,
+    is_serving,
+    refuse_idle,
 )
 from potluck.cli.swarm_up import SwarmOptions, run_swarm_node
 from potluck.core.errors import BadRequest
@@ -81,7 +83,7 @@ def up(
     name: NameOption = "",
     interface: InterfaceOption = None,
     discovery: DiscoveryOption = True,
-    serve: ServeOption = True,
+    serve: ServeOption = None,
     chaos: ChaosOption = False,
     device: DeviceOption = "cpu",
     batch_invariant: BatchInvariantOption = False,
@@ -99,16 +101,16 @@ def up(
 ) -> None:
     """Bring this machine into its swarm (a new one the first time), and serve the API and the page; Ctrl-C ends it."""
     from potluck.net.loop import run
-    from potluck.node.configuration_file import may_serve_shards
     from potluck.node.identity_file import own_swarm_file
     from potluck.node.machine import computing_threads
 
     threads = threads or computing_threads()
     chosen = api_options(api, allow_host, allow_origin)
     others = tuple(address.strip() for address in via.split(",")) if via else ()
-    if layers is not None and not may_serve_shards():
-        raise BadRequest("the configuration says serve_shards = false; change it, or leave out --layers")
-    serve = serve and may_serve_shards()
+    serves = is_serving(serve)
+    if layers is not None and not serves:
+        refusal = "the configuration says serve_shards = false; say --serve too" if serve is None else "--no-serve"
+        raise BadRequest(f"--layers says which layers to hold, against {refusal}, or leave out --layers")
     is_explicit = bool(others) or (layers is not None and own_swarm_file().read() is None)
     if not is_explicit:
         if spare or metrics:
@@ -116,17 +118,21 @@ def up(
         if open_to_all:
             raise BadRequest("--open goes with --layers where there is no swarm; in a swarm only members get in")
         swarm_options = SwarmOptions(
-            model, layers, max_layers, memory, listen, threads, streams, name, tuple(interface or ()), discovery, serve, chaos,
+            model, layers, max_layers, memory, listen, threads, streams, name, tuple(interface or ()), discovery, serves, chaos,
             device, batch_invariant, chosen, as_json, own_layers,
         )  # fmt: skip
         return run(run_swarm_node(swarm_options))
-    if not serve and (chosen is None or not others):
+    idle = {
+        "--max-layers": max_layers, "--name": name, "--interface": interface, "--no-discovery": not discovery, "--chaos": chaos,
+    }  # fmt: skip
+    refuse_idle(idle, "it is for a node of a swarm, which --via, or --layers where there is no swarm, does not make")
+    if not serves and (chosen is None or not others):
         raise BadRequest("without serving there must be --via ADDR,… and an API: nothing else is left to do")
     address = listen or f"127.0.0.1:{DEFAULT_PORT}"
-    if serve:
+    if serves:
         _require_loopback(address, open_to_all)
     options = UpOptions(
-        model, layers, address, threads, streams, device, batch_invariant, memory, spare, metrics, others, serve, chosen,
+        model, layers, address, threads, streams, device, batch_invariant, memory, spare, metrics, others, serves, chosen,
         as_json, own_layers,
     )  # fmt: skip
     return run(_serve(options))

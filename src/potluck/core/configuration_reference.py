@@ -43,13 +43,13 @@ KEYS = (
         "Answers at once (1 to 1024), of an API only where it is written here: further requests wait in its queue.",
         _HEADS,
     ),
-    Key("host.serve_shards", "`false` written here: this machine only asks, as with `--no-serve`.", _HEADS),
+    Key("host.serve_shards", "`false` written here: this machine only asks, as with `--no-serve`, unless `--serve` is typed.", _HEADS),
     Key(
         "host.shard_eviction_idle_seconds",
         "Without work for so long, a shard gives its memory back until the next request, and drops what it kept of conversations.",
         _HEADS,
     ),
-    Key("host.shard_max_vram_mb", "Most memory that shards take (weights and KV), in megabytes.", _HEADS),
+    Key("host.shard_max_vram_mb", "Most memory that shards take (weights and KV), in megabytes, where `--memory` does not say it.", _HEADS),
 )  # fmt: skip
 
 VARIABLES = (
@@ -58,7 +58,11 @@ VARIABLES = (
     Variable("POTLUCK_CONFIG", "The configuration file.", "`config.toml` in the home"),
     Variable("POTLUCK_KEY", "The node's key; its swarm and what it learns lie beside it.", "`node.key` in the home"),
     Variable("POTLUCK_API_KEY", "The key that `Client` and `potluck chat --url` show.", "none"),
-    Variable("OTEL_EXPORTER_OTLP_ENDPOINT", "Where answers are sent as OpenTelemetry spans (`pip install potluck[otel]`).", "nowhere"),
+    Variable(
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        "Where answers are sent as OpenTelemetry spans (`pip install -c constraints.txt '.[otel]'` in the source folder).",
+        "nowhere",
+    ),
     Variable("HF_ENDPOINT", "Where `potluck pull hf:…` asks.", "Hugging Face"),
     Variable("POTLUCK_CA", "A file of further certificates that downloads may trust; SSL_CERT_FILE likewise.", "the system's only"),
     Variable("HF_TOKEN", "What it shows there.", "none"),

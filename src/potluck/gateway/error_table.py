@@ -51,7 +51,7 @@ _ROWS = (
     Row("peer_refused", 502, _SERVER, "A node turned us away."),
     Row("shard_corruption", 502, _SERVER, "Activations arrived that no sound machine sends, and leaving out their sender did not help.", 5),
     Row("weights_mismatch", 503, _SERVER, "The nodes on offer hold other weights under that name.", 10),
-    Row("experimental_disabled", 503, _SERVER, "The node was told not to take part (policy.research.enable=false).", 60),
+    Row("experimental_disabled", 503, _SERVER, "The node was told not to take part (`enabled = false` in its configuration).", 60),
     Row("shard_unavailable", 503, _BUSY, "No shard covers some layers, or all that do are full.", 2),
     Row("node_stopping", 503, _BUSY, "The node that was asked is being ended. Any other member can go on with the answer.", 2),
     Row("kv_budget_exceeded", 503, _BUSY, "The shards have no memory left for so long a context now.", 5),

@@ -33,6 +33,8 @@ from potluck.gateway.responding import send_error
 _OPEN_ROUTES = frozenset({"/health", "/"})
 _OPEN_FOLDER = "/page/"
 _LOCAL_NAMES = frozenset({"localhost"})
+_NAME, _SCHEME = re.compile(r"[a-z0-9_.-]+"), re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+_USUAL_PORTS = {"http": 80, "https": 443}
 
 
 class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,6 +173,25 @@ def _host_name(value: bytes) -> str | None:
     if parts.username is not None or parts.path or parts.query or parts.fragment:
         return None
     return parts.hostname.rstrip(".") if parts.hostname else None
+
+
+def named_host(text: str) -> str:
+    """A name that somebody typed, as requests are compared with it: in small letters, without its port. Raises BadRequest."""
+    host = _host_name(text.strip().encode("ascii", "replace"))  # what is not ASCII becomes "?", which no name has
+    if host is None or not (_NAME.fullmatch(host) or _is_address(host)):
+        raise BadRequest(f"--allow-host takes a name like kitchen.local, not {text}")
+    return host
+
+
+def named_origin(text: str) -> str:
+    """A site that somebody typed, as browsers write it in `Origin`: no slash at the end, no usual port. Raises BadRequest."""
+    scheme, _, place = text.strip().removesuffix("/").partition("://")
+    host = _host_name(place.encode("ascii", "replace"))
+    if not _SCHEME.fullmatch(scheme) or host is None or not (_NAME.fullmatch(host) or _is_address(host)):
+        raise BadRequest(f"--allow-origin takes a site with its scheme, like https://chat.example, not {text}")
+    scheme, port = scheme.lower(), urlsplit(f"//{place}").port
+    shown_host = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{shown_host}" + ("" if port in (None, _USUAL_PORTS.get(scheme)) else f":{port}")
 
 
 def _is_address(host: str) -> bool:

@@ -89,7 +89,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class GatewayServer:
-    """`start` it inside a running loop, `stop` it before the loop ends. `new_key`: made now, to be shown once."""
+    """`start` it inside a running loop, `stop` it before the loop ends. `a_key`: one that it takes; `new_key`: made now, to be shown."""
 
     def __init__(
         self, answering: Answering, settings: GatewaySettings, extend: Callable[[FastAPI], None] | None = None
@@ -97,6 +97,7 @@ class GatewayServer:
         self.service = Service(answering, settings.service)
         self.address = ""
         self.new_key: str | None = None
+        self.a_key: str | None = None
         self._settings, self._extend = settings, extend
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -158,6 +159,7 @@ class GatewayServer:
             if self._settings.key_file is None:
                 raise BadRequest("an API that is open to the network needs a key")
             keys, self.new_key = load_or_create_api_keys(self._settings.key_file)
+        self.a_key = next(iter(keys), None)
         named = {host, socket.gethostname().lower(), f"{socket.gethostname().lower()}.local"}
         hosts = self._settings.allowed_hosts | (set() if is_loopback(host) else named)
         values: dict[str, Any] = {

@@ -12,6 +12,7 @@ from potluck.core.model_facts import ModelFacts
 from potluck.core.remembered import AnswerSoFar
 from potluck.core.sampling_params import SamplingParams
 from potluck.gateway.answering import Answer, ModelCard, OpenModel
+from potluck.identity.keys import short_id
 from potluck.node.asking import RemoteModel
 from potluck.node.node import Node
 from potluck.node.serving import ServingSettings
@@ -131,7 +132,10 @@ class NodeAnswering:
                 raise NotEntitled(
                     "this node was expelled from its swarm; `potluck status` says by whom, and what to do"
                 )
-            raise NotEntitled("this node may not ask in its swarm; that takes an invite with --trust member")
+            raise NotEntitled(
+                "this node may not ask in its swarm; whoever founded it can change that, on that machine: "
+                f"potluck trust {short_id(self._node.id)} --trust member"
+            )
         names = sorted({info.model for info in self._offers()})
         if name is None and len(names) > 1:
             raise BadRequest(f"several models are on offer ({', '.join(names)}); name one of them", "model")

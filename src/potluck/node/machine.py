@@ -28,10 +28,11 @@ def computing_threads() -> int:
     return max(1, min(whole_cores() - 1, _MOST_THREADS))
 
 
-def memory_budget_bytes(limit_bytes: int | None = None) -> int:
-    """For weights and KV: what was asked for, but never more than there is."""
-    free = int(memory_available_bytes() * _SHARE)
-    return free if limit_bytes is None else min(limit_bytes, memory_total_bytes())
+def memory_budget_bytes(asked_bytes: int | None, usual_most_bytes: int) -> int:
+    """For weights and KV: what was asked for, but never more than there is; unasked a share of what is free, up to the usual most."""
+    if asked_bytes is not None:
+        return min(asked_bytes, memory_total_bytes())
+    return min(int(memory_available_bytes() * _SHARE), usual_most_bytes)
 
 
 def parse_size(text: str) -> int:

@@ -18,6 +18,7 @@ class RunningNode(msgspec.Struct, frozen=True):
     swarm: str
     addresses: tuple[str, ...]
     api: str  # empty: none
+    key: str = ""  # that its API takes, whatever has been written into the keys' file since; empty: it asks for none
 
 
 class RunFile:
@@ -35,7 +36,9 @@ class RunFile:
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 stack.enter_context(locked(self._lock, _HOLD_PATIENCE_S))
             except TimeoutError:
-                raise BadRequest("a node of this home is running already; `potluck status` shows it") from None
+                raise BadRequest(
+                    "a node of this home is running already; `potluck status` shows it, `potluck leave` ends it"
+                ) from None
             stack.callback(self._path.unlink, missing_ok=True)
             yield
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from potluck.core.errors import BadRequest
+from potluck.core.extras import how_to_install
 from potluck.orchestrator.tracing import TracedStage, TracedStep, Traces, TraceView
 
 ENDPOINT_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -91,7 +92,7 @@ def start_spans(traces: Traces, environment: Mapping[str, str] = os.environ) -> 
         from opentelemetry.trace import set_span_in_context
     except ImportError:
         raise BadRequest(
-            f"{ENDPOINT_VARIABLE} is set, and OpenTelemetry is not installed; type: pip install 'potluck[otel]'"
+            f"{ENDPOINT_VARIABLE} is set, and OpenTelemetry is not installed; {how_to_install('otel')}"
         ) from None
     provider = TracerProvider(resource=Resource.create({"service.name": "potluck"}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=2)))

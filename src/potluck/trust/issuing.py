@@ -77,11 +77,11 @@ def check_may_admit(roster: Roster, issuer: bytes, trust: Trust) -> None:
 
 def _check_delegate(roster: Roster, issuer: bytes, node: bytes, trust: Trust, gives_rights: bool) -> None:
     check_may_admit(roster, issuer, trust)
-    if gives_rights:
-        raise NotEntitled("only the founder delegates inviting and expelling")
     member = roster.member(node)
     if member is not None and member.admitted_by == roster.founder:
         raise NotEntitled(f"the founder admitted node {short_id(node)}; only the founder changes that")
+    if gives_rights:
+        raise NotEntitled("only the founder delegates inviting and expelling")
 
 
 def _take_over(key: NodeKey, roster: Roster, before: Member | None, after: Membership) -> list[Signed]:

@@ -12,9 +12,11 @@ from potluck.cli.ask_via import RemoteQuestion, _chat_params
 from potluck.cli.chat_params import api_params, configure_orchestrator
 from potluck.cli.main import run as run_command
 from potluck.cli.swarm_up import SwarmOptions, _Session
+from potluck.core.device_facts import DeviceFacts
 from potluck.core.sampling_params import SamplingParams
 from potluck.gateway.server import GatewaySettings
 from potluck.node import serving
+from potluck.node.own_statement import StewardSettings
 from potluck.node.serving import ServingSettings
 from tests.support.stored_models import MEGABYTE, stored_model
 
@@ -63,14 +65,27 @@ def test_ask_via_follows_the_file_and_the_command_line_wins(written: Write) -> N
 HOST = "[research.distributed_inference.host]\nshard_eviction_idle_seconds = 9\nshard_max_vram_mb = 60"
 
 
+def steward_settings(memory: str | None = None, device: DeviceFacts | None = None) -> StewardSettings:
+    options = SwarmOptions(
+        None, None, 0, memory, None, 1, 4, "", (), True, True, False, "cpu", False, None, False,
+    )  # fmt: skip
+    return _Session(options, None, None, None, 0.0)._settings(device).steward  # type: ignore[arg-type]
+
+
 def test_a_node_of_a_swarm_gives_what_the_file_says(written: Write) -> None:
     written("shard_health_timeout_seconds = 7.0\n" + HOST)
-    options = SwarmOptions(
-        None, None, 0, None, None, 1, 4, "", (), True, True, False, "cpu", False, None, False,
-    )  # fmt: skip
-    steward = _Session(options, None, None, None, 0.0)._settings(None).steward  # type: ignore[arg-type]
+    steward = steward_settings()
     assert (steward.memory_budget_bytes, steward.lifetime_s) == (60 * MEGABYTE, 28)
     assert (steward.serving.eviction_idle_s, steward.serving.max_concurrent_streams) == (9.0, 4)
+
+
+@pytest.mark.parametrize("device", [None, DeviceFacts("cuda", "a GPU", 8 << 30, 8 << 30, 1e12)])
+@pytest.mark.parametrize(("memory", "megabytes"), [(None, 60), ("80MB", 80), ("20MB", 20), ("0", 0)])
+def test_memory_on_the_command_line_wins_over_the_file(
+    memory: str | None, megabytes: int, device: DeviceFacts | None, written: Write
+) -> None:
+    written(HOST)
+    assert steward_settings(memory, device).memory_budget_bytes == megabytes * MEGABYTE
 
 
 @pytest.mark.parametrize(("memory", "kv_megabytes"), [(None, 10), ("80MB", 30)])
@@ -103,7 +118,7 @@ def test_pipelines_are_limited_where_the_file_says_so(written: Write, text: str,
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (["up", "--layers", "0-1", "--api", "off"], "serve_shards = false; change it, or leave out --layers"),
+        (["up", "--layers", "0-1", "--api", "off"], "serve_shards = false; say --serve too, or leave out --layers"),
         (["up", "--via", "127.0.0.1:1", "--api", "off"], "without serving there must be --via"),
     ],
 )
@@ -113,6 +128,25 @@ def test_a_machine_that_was_told_not_to_serve_does_not(
     written("[research.distributed_inference.host]\nserve_shards = false")
     assert run_command([*command, "--json"]) == 2
     assert words in json.loads(capsys.readouterr().out.splitlines()[-1])["error"]["message"]
+
+
+@pytest.mark.parametrize(("typed", "serves"), [([], False), (["--serve"], True), (["--no-serve"], False)])
+@pytest.mark.parametrize("command", [["up"], ["join", "potluck-abc"], ["up", "--layers", "0-1"]])
+def test_serving_on_the_command_line_wins_over_the_file(
+    command: list[str], typed: list[str], serves: bool, written: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[bool] = []
+
+    async def started(options: SwarmOptions | up.UpOptions, invite: object = None) -> None:
+        taken.append(options.serves)
+
+    for place in ("potluck.cli.up.run_swarm_node", "potluck.cli.swarm.run_swarm_node", "potluck.cli.up._serve"):
+        monkeypatch.setattr(place, started)
+    monkeypatch.setattr("potluck.cli.swarm.read_invite", lambda words: None)
+    written("[research.distributed_inference.host]\nserve_shards = false")
+    is_refused = "--layers" in command and not serves
+    assert run_command([*command, *typed]) == (2 if is_refused else 0)
+    assert taken == ([] if is_refused else [serves])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from potluck.cli import doctor_checks as checks
 from potluck.cli import main
 from potluck.cli.doctor_checks import Finding, Heard, Throughput
 from potluck.cli.doctor_probes import free_disk_bytes, is_port_free, privacy_of
-from potluck.node.identity_file import own_key, own_swarm_file
+from potluck.node.identity_file import own_key, own_run_file, own_swarm_file
+from potluck.node.run_file import RunningNode
 from potluck.swarm.interfaces import Interface
 from potluck.testing.scripted_swarm import ScriptedSwarm
 from potluck.trust.keeper import SwarmKeeper
@@ -49,8 +50,8 @@ def all_good(findings: list[Finding]) -> bool:
     [
         (checks.check_python((3, 11, 7), "Linux"), "ok", ""),
         (checks.check_python((3, 10, 1), "Linux"), "fail", "newer Python"),
-        (checks.check_packages(["msgspec"]), "fail", "pip install"),
-        (checks.check_engine(None, None), "warn", "potluck[cpu]"),
+        (checks.check_packages(["msgspec"]), "fail", "source folder: pip install -c constraints.txt ."),
+        (checks.check_engine(None, None), "warn", "source folder: pip install -c constraints.txt '.[cpu]'"),
         (checks.check_engine("0.65", "0.48"), "ok", ""),
         (checks.check_memory(100 << 20, 8 << 30), "fail", "close"),
         (checks.check_memory(600 << 20, 8 << 30), "warn", "--memory"),
@@ -113,6 +114,7 @@ def test_versions_arithmetic_and_clones() -> None:
     found = {each.check: each for each in checks.check_running(details(duplicates=clone), "1")}
     assert found["duplicate ids"].verdict == "fail"
     assert "10.0.0.1:1 and 10.0.0.2:1" in found["duplicate ids"].text
+    assert "potluck leave --forget --new-key, then potluck join" in found["duplicate ids"].next
 
 
 def test_a_node_that_was_expelled_is_told_so_and_what_to_do() -> None:
@@ -135,6 +137,23 @@ def test_layers_that_nobody_holds_are_a_failure_with_the_swarms_own_advice() -> 
     assert [each.verdict for each in found] == ["ok", "fail"]
     assert "8-14" in found[1].text
     assert found[1].next
+
+
+def test_a_swarm_without_a_model_is_told_what_can_be_typed_while_its_node_runs() -> None:
+    state = msgspec.structs.replace(ScriptedSwarm().state("http://x", False), models=())
+    [found] = checks.check_models(state)
+    assert (found.verdict, found.next) == ("warn", "potluck leave, then potluck up --model NAME")
+
+
+def test_a_node_without_an_api_runs_and_cannot_be_reached(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("POTLUCK_HOME", str(tmp_path))
+    with own_run_file().held():
+        own_run_file().write(RunningNode(41, "aa", "bb", (), ""))
+        found = _found(capsys)["node"]
+    assert (found.verdict, "commands cannot reach it" in found.text) == ("fail", True)
+    assert "potluck up --api 127.0.0.1:PORT" in found.next
 
 
 def test_probes_of_files_and_ports(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from potluck.cli import node_options
+from potluck.cli.api_options import api_options
 from potluck.cli.chat_params import require_own_layers_fit
 from potluck.cli.main import run
 from potluck.cli.swarm_up import SwarmOptions, _Session
@@ -69,6 +70,54 @@ def test_what_only_means_something_without_a_swarm_is_not_ignored_in_one(
 ) -> None:
     assert run(["up", *option]) == 2
     assert option[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["up", "--layers", "0-4"], ["up", "--via", "127.0.0.1:1"]])
+@pytest.mark.parametrize(
+    "option", [["--max-layers", "3"], ["--name", "kitchen"], ["--interface", "lo"], ["--no-discovery"], ["--chaos"]]
+)
+def test_what_only_means_something_in_a_swarm_is_not_ignored_without_one(
+    command: list[str], option: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*command, *option]) == 2
+    assert f"{option[0]} would do nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", [[], ["--here"]])
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--own-layers", "0-1"], ["--no-ring"], ["--activation-dtype", "int8"], ["--activation-dtype", "bogus"],
+        ["--dist-prefill-chunk", "8"], ["--dist-prefill-window", "2"],
+    ],
+)  # fmt: skip
+def test_what_is_about_other_machines_shards_is_not_ignored_without_them(
+    place: list[str], option: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["ask", "What?", *place, *option]) == 2
+    told = capsys.readouterr().err
+    assert f"{option[0]} would do nothing" in told
+    assert "--via" in told
+
+
+def test_a_question_is_asked_here_or_of_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["ask", "What?", "--here", "--via", "127.0.0.1:1"]) == 2
+    assert "--here would do nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["up"], ["join", "potluck-abc"]])
+@pytest.mark.parametrize(("option", "value"), [("--allow-origin", "chat.example"), ("--allow-host", "http://kitchen/")])
+def test_a_host_or_site_that_no_request_could_name_is_refused_before_anything_starts(
+    command: list[str], option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*command, option, value]) == 2
+    assert f"{option} takes" in capsys.readouterr().err
+
+
+def test_hosts_and_sites_are_kept_as_requests_name_them() -> None:
+    taken = api_options(None, ["Kitchen:7470"], ["https://Chat.Example/"])
+    assert taken is not None
+    assert (taken.hosts, taken.origins) == (("kitchen",), ("https://chat.example",))
 
 
 @pytest.mark.parametrize(

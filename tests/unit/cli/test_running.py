@@ -1,20 +1,29 @@
 """How long a question is worth holding back while a swarm gets ready, and what a command says of a node that is slow or gone."""
 
+import asyncio
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from potluck.cli import running
+from potluck.cli.api_options import api_options, gateway_settings
+from potluck.cli.main import run
 from potluck.cli.running import call, worth_waiting_s
+from potluck.cli.swarm_up import SwarmOptions, _Session
 from potluck.core.errors import PotluckError
 from potluck.gateway.page_state import PageState
-from potluck.node.identity_file import own_run_file
+from potluck.gateway.server import GatewayServer
+from potluck.node.identity_file import own_key, own_run_file, own_swarm_file
 from potluck.node.run_file import RunningNode
+from potluck.testing.memory_answering import MemoryAnswering
 from potluck.testing.scripted_swarm import LARGE, SMALL, ScriptedSwarm, node_id
+from potluck.trust.keeper import SwarmKeeper
 
 
 def state_of(swarm: ScriptedSwarm) -> PageState:
@@ -70,6 +79,91 @@ def test_a_node_that_ends_meanwhile_is_told_apart_from_one_that_answers_rubbish(
     with pytest.raises(PotluckError, match="has ended; type: potluck up" if ends else "does not answer"):
         call("GET", "/potluck/state")
     thread.join()
+
+
+@pytest.mark.parametrize("command", ["status", "leave", "plan", "top"])
+def test_a_node_without_an_api_is_told_from_none_and_how_to_give_it_one(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POTLUCK_HOME", str(tmp_path))
+    with own_run_file().held():
+        own_run_file().write(RunningNode(41, "aa", "bb", (), ""))
+        assert run([command]) == 2
+    told = capsys.readouterr().err
+    assert "runs without an API (--api off, or its port was taken)" in told
+    assert "end it (Ctrl-C where it runs, or: kill 41), and start it with: potluck up --api 127.0.0.1:PORT" in told
+
+
+def test_members_are_listed_by_a_node_without_an_api_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POTLUCK_HOME", str(tmp_path))
+    SwarmKeeper.found(own_key(), own_swarm_file())
+    with own_run_file().held():
+        own_run_file().write(RunningNode(41, "aa", "bb", (), ""))
+        assert run(["members"]) == 0
+    assert own_key().node_id.hex()[:8] in capsys.readouterr().out
+
+
+def test_a_node_of_another_version_is_to_be_ended_before_it_is_started_again() -> None:
+    with pytest.raises(PotluckError, match="start it again: potluck leave, then potluck up"):
+        running.read_state({})
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "0.0.0.0:0"])
+def test_a_key_that_is_added_before_the_first_one_does_not_lock_commands_out(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node took what was in the file at its start; commands show one of those."""
+    monkeypatch.setenv("POTLUCK_HOME", str(tmp_path))
+    options = api_options(address, None, None)
+    assert options is not None
+
+    async def main() -> int:
+        gateway = GatewayServer(MemoryAnswering(), gateway_settings(options))
+        await gateway.start()
+        try:
+            announce(gateway)
+            keys = tmp_path / "api-keys"
+            if gateway.needs_key:
+                keys.write_text("added-before-the-first-one\n" + keys.read_text())
+            return await asyncio.to_thread(status_of_models)
+        finally:
+            await gateway.stop()
+
+    with own_run_file().held():
+        assert asyncio.run(main()) == 200
+
+
+def announce(gateway: GatewayServer | None, as_json: bool = True) -> None:
+    """As a node does when it is up."""
+    keeper = SwarmKeeper.found(own_key(), own_swarm_file())
+    options = SwarmOptions(
+        None, None, 0, None, None, 1, 4, "", (), True, True, False, "cpu", False, None, as_json,
+    )  # fmt: skip
+    swarm = SimpleNamespace(
+        node=SimpleNamespace(id=own_key().node_id),
+        steward=SimpleNamespace(statement=SimpleNamespace(addresses=("127.0.0.1:1",))),
+    )
+    _Session(options, own_key(), keeper, None, 0.0)._announce(swarm, gateway)  # type: ignore[arg-type]
+
+
+def status_of_models() -> int:
+    address, connection = running._connection(10.0)
+    with contextlib.closing(connection):
+        return running._request(address, connection, "GET", "/v1/models", None).status
+
+
+def test_a_node_whose_swarm_serves_nothing_says_that_it_is_to_be_ended_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POTLUCK_HOME", str(tmp_path))
+    with own_run_file().held():
+        announce(None, as_json=False)
+    assert "end this node (Ctrl-C) and start it with one" in capsys.readouterr().err
+    monkeypatch.setattr("potluck.cli.swarm.call", lambda method, path: {"plans": [], "state": {"nodes": []}})
+    assert run(["plan"]) == 0
+    assert "potluck leave, then potluck up --model NAME" in capsys.readouterr().err
 
 
 def test_whoever_waits_for_a_node_that_leaves_is_told_what_for(monkeypatch: pytest.MonkeyPatch) -> None:

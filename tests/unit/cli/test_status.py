@@ -67,6 +67,12 @@ def test_status_says_who_holds_what_what_is_missing_and_what_would_fix_it(swarm:
     assert "10-29 (spare)" in text
 
 
+def test_without_a_model_it_says_what_can_be_typed_while_the_node_runs(swarm: ScriptedSwarm) -> None:
+    state = msgspec.structs.replace(state_of(swarm), models=())
+    details = {"members": [{}], "listen": "192.168.1.20:7475", "processes": PROCESSES}
+    assert any("potluck leave, then potluck up --model NAME" in line for line in status_lines(state, details))
+
+
 def test_without_a_node_it_says_what_to_type(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path
 ) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from potluck.core.errors import BadKeyFile
+from potluck.core.errors import BadKeyFile, BadRequest
 from potluck.gateway.admission import Tier
 from potluck.gateway.api_keys import load_or_create_api_keys
 from potluck.gateway.app import build_app
-from potluck.gateway.guarding import GuardSettings
+from potluck.gateway.guarding import GuardSettings, named_host, named_origin
 from potluck.gateway.responding import Service, ServiceSettings
 from potluck.testing.memory_answering import MemoryAnswering
 from tests.support.api import MESSAGES, app_of, get, post, with_client
@@ -92,6 +92,49 @@ def test_named_hosts_and_origins_may_ask() -> None:
         ),
     )
     assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (204, "https://chat.example")
+
+
+@pytest.mark.parametrize(
+    ("typed", "host"),
+    [
+        ("Kitchen.Local", "kitchen.local"), ("kitchen:7470", "kitchen"), ("kitchen.local.", "kitchen.local"),
+        ("[::1]:7470", "::1"), ("192.168.0.7", "192.168.0.7"),
+    ],
+)  # fmt: skip
+def test_a_host_is_taken_as_requests_name_it(typed: str, host: str) -> None:
+    assert named_host(typed) == host
+    app = app_of(MemoryAnswering(), guard=GuardSettings(allowed_hosts=frozenset({named_host(typed)})))
+    assert get(app, "/v1/models", Host=typed).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "typed", ["", "*", "http://kitchen", "kitchen/page", "a@kitchen", "küche.local", "kitchen:port"]
+)
+def test_what_is_no_host_is_refused(typed: str) -> None:
+    with pytest.raises(BadRequest, match="--allow-host takes a name like"):
+        named_host(typed)
+
+
+@pytest.mark.parametrize(
+    ("typed", "sent"),
+    [
+        ("https://chat.example/", "https://chat.example"), ("HTTPS://Chat.Example", "https://chat.example"),
+        ("https://chat.example:443", "https://chat.example"), ("http://chat.example:443", "http://chat.example:443"),
+        ("http://[::1]:3000/", "http://[::1]:3000"), ("chrome-extension://abcdef", "chrome-extension://abcdef"),
+    ],
+)  # fmt: skip
+def test_a_site_is_taken_as_browsers_name_it(typed: str, sent: str) -> None:
+    app = app_of(MemoryAnswering(), guard=GuardSettings(allowed_origins=frozenset({named_origin(typed)})))
+    assert get(app, "/v1/models", Origin=sent).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["", "*", "null", "chat.example", "localhost:3000", "https://", "https://chat.example/page", "://chat.example"],
+)
+def test_what_is_no_site_is_refused(typed: str) -> None:
+    with pytest.raises(BadRequest, match="takes a site with its scheme"):
+        named_origin(typed)
 
 
 @pytest.mark.parametrize("header", ["Authorization", "x-api-key"])

@@ -106,7 +106,8 @@ def test_who_is_merely_invited_may_not_ask(tmp_path: Path) -> None:
         assert isinstance(answers[0], Refused)
         assert answers[0].code == "not_entitled"
         assert founder.counters["may_not_ask"] == 1
-        with pytest.raises(NotEntitled):  # at once, instead of trying every shard in vain
+        advice = f"potluck trust {GUEST.node_id.hex()[:8]} --trust member"
+        with pytest.raises(NotEntitled, match=advice):  # at once, instead of trying every shard in vain
             await NodeAnswering(guest).open(None)
         with pytest.raises(ShardUnavailable, match="may be loading"):
             await NodeAnswering(founder).open(None)

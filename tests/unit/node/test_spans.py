@@ -68,5 +68,5 @@ def test_without_a_collector_nothing_happens_and_without_the_extra_it_says_what_
     try:
         import opentelemetry.sdk  # noqa: F401
     except ImportError:
-        with pytest.raises(BadRequest, match=r"potluck\[otel\]"):
+        with pytest.raises(BadRequest, match=r"source folder: pip install -c constraints.txt '\.\[otel\]'"):
             start_spans(traces, {ENDPOINT_VARIABLE: "http://127.0.0.1:4318"})

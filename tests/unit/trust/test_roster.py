@@ -173,6 +173,8 @@ def test_nobody_but_the_founder_delegates() -> None:
     assert refusal(roster, member(ALICE, CAROL, expels=True)) == RefusalReason.NOT_ENTITLED
     with pytest.raises(NotEntitled, match="only the founder delegates"):
         issuing.admit(ALICE, roster, CAROL.node_id, Trust.MEMBER, may_invite=True)
+    with pytest.raises(NotEntitled, match="only the founder changes that"):
+        issuing.admit(ALICE, roster, BOB.node_id, Trust.MEMBER, may_invite=True)
 
 
 def test_the_founders_word_beats_a_delegates_whatever_its_serial() -> None:
