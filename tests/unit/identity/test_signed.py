@@ -1,6 +1,7 @@
 """Statements that nobody can alter, and whose kind is a plain word."""
 
 import msgspec
+import pytest
 
 from potluck.identity.keys import NodeKey
 from potluck.identity.signed import Signed, sign
