@@ -19,7 +19,7 @@ from potluck.shard.core import ShardCore
 from potluck.shard.sessions import ShardSession
 from potluck.testing.simulation import Outcome, Parts, repeat_command, run_seed, run_seeds
 from potluck.wire.effects import SendTo
-from potluck.wire.messages import Message, Result, Sampler, Step
+from potluck.wire.messages import Message, Result, Rewire, Sampler, Step
 
 SEEDS = 100_000 if os.environ.get("POTLUCK_LONG") else 5_000
 PROCESSES = min(2, os.cpu_count() or 1)
@@ -133,6 +133,14 @@ class KeepsTheOutbox(ShardCore):
         self._outbox.truncate = kept  # type: ignore[method-assign]
 
 
+class SendsOnPastAGap(ShardCore):
+    """Relies on the order to replay being there before the next step is."""
+
+    def _on_rewire(self, session: ShardSession, message: Rewire) -> None:
+        super()._on_rewire(session, message)
+        session.passed_on = max(session.passed_on, session.length_in)
+
+
 class ResumesOneTooLate(Generation):
     def _send_tokens(self, start: int, stop: int, *, chooses: bool) -> None:
         super()._send_tokens(start, stop, chooses=chooses)
@@ -212,7 +220,7 @@ MUTANTS = [
     Parts(core=IgnoresEpochs), Parts(core=IgnoresPositions), Parts(core=TakesRehearsalsForSteps),
     Parts(core=ForgetsToTruncate), Parts(core=NeverFreesTheWorker),
     Parts(core=WaitsForADeadHead), Parts(core=ObeysAnybody),
-    Parts(core=KeepsTheOutbox), Parts(generation=ResumesOneTooLate), Parts(generation=ForgetsWhatWasSaid),
+    Parts(core=KeepsTheOutbox), Parts(core=SendsOnPastAGap), Parts(generation=ResumesOneTooLate), Parts(generation=ForgetsWhatWasSaid),
     Parts(generation=BelievesEveryResult), Parts(generation=NeverCloses), Parts(generation=NeverReplays),
     Parts(generation=ForgetsScores), Parts(generation=ForgetsTheGrammar),
 ]  # fmt: skip

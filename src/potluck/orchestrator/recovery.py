@@ -58,18 +58,18 @@ def spread_emptiness(stages: Sequence[HeadStage]) -> list[int]:
 
 
 def plan_rebuild(stages: Sequence[HeadStage], resume: int) -> Rebuild:
-    """For stages after `spread_emptiness`. An empty stage sends on only where its successor is empty as well."""
-    plan = Rebuild()
+    """For stages after `spread_emptiness`. Each sends on what its successor has not: everything, where that is empty.
+
+    So a source knows what it owes even before it is told to replay, and can send that first should a step overtake the order.
+    """
+    followers = [*stages[1:], None]
+    plan = Rebuild(forward_from=[0 if after is not None and after.is_empty else resume for after in followers])
     index = 0
     while index < len(stages):
-        if not stages[index].is_empty:
-            plan.forward_from.append(resume)
-            index += 1
-            continue
         first = index
         while index < len(stages) and stages[index].is_empty:
             index += 1
-        plan.forward_from += [0] * (index - 1 - first) + [resume]
-        if resume > 0:
+        if index > first and resume > 0:
             plan.feeds.append(Feed(first - 1 if first > 0 else None, first, index - 1))
+        index += 1
     return plan

@@ -68,9 +68,9 @@ class ShardCore:
         )
         self._sessions = self._life.live
         self._passing_on = PassingOn(
-            node, self._effects, self._outbox, self._sessions, self.counters, on_own_step=self._on_step
-        )
-
+            node, self._effects, self._outbox, self._sessions, self.counters, on_own_step=self._on_step,
+            replay_rows=settings.replay_rows, row_size=self._life.row_size,
+        )  # fmt: skip
         self.rehearsals = Rehearsals(
             node, settings.rehearsal_lead_s, self._effects, self._batches, self._residency, self._life
         )
@@ -317,7 +317,7 @@ class ShardCore:
         if message.epoch <= session.epoch:
             self.counters["stale_epoch"] += 1
             return
-        session.epoch, session.wiring = message.epoch, message.wiring
+        session.rewire(message)
         session.renew_sampler(message.sampler)
         session.credits, session.held_token = 0, None
         self._cut(session, min(message.length, session.length_out), message.sampler)
@@ -328,6 +328,7 @@ class ShardCore:
         if message.epoch != session.epoch:
             self.counters["stale_epoch"] += 1
             return
+        session.passed_on = min(session.passed_on, message.length)  # whoever follows is cut back as well
         self._cut(session, min(message.length, session.length_out), None)
 
     def _cut(self, session: ShardSession, length: int, sampler: object) -> None:
@@ -346,9 +347,7 @@ class ShardCore:
         if message.epoch != session.epoch:
             self.counters["stale_epoch"] += 1
             return
-        row_bytes = self._life.row_size(session.output_codec)
-        if not self._passing_on.replay(session, message, self.settings.replay_rows, row_bytes):
-            self._effects.fault(session, "outbox_dropped", "the outputs to replay are gone", self.node)
+        self._passing_on.replay(session, message)
 
     # ------------------------------------------------------------ the rest
 

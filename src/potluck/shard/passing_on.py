@@ -15,17 +15,22 @@ from potluck.wire.work import WorkOutput
 
 _REPLAY_STEPS = 32  # so that a replay fits into the next shard's queue, however long the session is
 OwnStep = Callable[[bytes, ShardSession, Step, bytes, float], None]
+RowSize = Callable[[str | None], int]
 
 
 class PassingOn:
-    """`on_own_step(node, session, step, body, now_s)` is told where the ring leads back to this very shard."""
+    """`on_own_step(node, session, step, body, now_s)` is told where the ring leads back to this very shard.
+
+    What is replayed goes out in steps of `replay_rows` or more, of rows whose bytes `row_size(codec)` tells.
+    """
 
     def __init__(
         self, node: bytes, effects: Effects, outbox: Outbox, sessions: Mapping[bytes, ShardSession],
-        counters: Counter[str], on_own_step: OwnStep,
+        counters: Counter[str], on_own_step: OwnStep, replay_rows: int, row_size: RowSize,
     ) -> None:  # fmt: skip
         self._node, self._effects, self._outbox = node, effects, outbox
         self._sessions, self._counters, self._on_own_step = sessions, counters, on_own_step
+        self._replay_rows, self._row_size = replay_rows, row_size
 
     def __repr__(self) -> str:
         return f"<PassingOn with {self._outbox!r}>"
@@ -43,7 +48,10 @@ class PassingOn:
                 result = Result(session.id, session.epoch, stop, output.token, output.logprob, output.top, spent)
                 self._effects.items.append(SendTo(session.head, None, result, body))
             return
-        if step.position >= session.wiring.forward_from:
+        if step.position > session.passed_on:
+            self._catch_up(session, step.position)
+        if step.position == session.passed_on:
+            session.passed_on = stop
             self._forward(session, step.position, step.count, body, step.chooses, spent)
         self._outbox.keep(session.id, step.position, step.count, body)
 
@@ -60,12 +68,32 @@ class PassingOn:
         node, address = (session.head, None) if hop is None else (hop.node, hop.address)
         self._effects.items.append(SendTo(node, address, message, body))
 
-    def replay(self, session: ShardSession, message: Replay, least_rows: int, row_bytes: int) -> bool:
-        """Sends what was sent before, in steps of `least_rows` or more; False where it is gone."""
-        if not self._outbox.holds(session.id, message.stop):
+    # ------------------------------------------------------------ again, from the outbox
+
+    def replay(self, session: ShardSession, message: Replay) -> None:
+        """What a new shard is to be fed by this one, as early as that can be."""
+        if session.has_replayed:
+            self._counters["late_replay"] += 1
+        elif self._send_again(session, message.start, message.stop) and message.start <= session.passed_on:
+            session.passed_on = max(session.passed_on, message.stop)
+
+    def _catch_up(self, session: ShardSession, position: int) -> None:
+        """A step is to go on, and whoever follows has not what comes before it: the order to replay is still on its way.
+
+        That comes from the head, the step by way of other shards, and each way takes its own time.
+        """
+        if self._send_again(session, session.passed_on, position):
+            session.passed_on = position
+
+    def _send_again(self, session: ShardSession, start: int, stop: int) -> bool:
+        """Positions start … stop - 1. False, and the head is told, where they are gone."""
+        if not self._outbox.holds(session.id, stop):
+            self._effects.fault(session, "outbox_dropped", "the outputs to replay are gone", self._node)
             return False
-        most_rows = min(max(least_rows, -(-message.stop // _REPLAY_STEPS)), MAX_STEP_TOKENS)
-        for piece in self._outbox.pieces(session.id, message.start, message.stop, most_rows, row_bytes):
+        session.has_replayed = True
+        row_bytes = self._row_size(session.output_codec)
+        most_rows = min(max(self._replay_rows, -(-stop // _REPLAY_STEPS)), MAX_STEP_TOKENS)
+        for piece in self._outbox.pieces(session.id, start, stop, most_rows, row_bytes):
             self._forward(session, piece.position, piece.count, piece.body, False, ())
         return True
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from potluck.core.remembered import AnswerSoFar
-from potluck.wire.messages import Boundary, Codec, Hop, Open, Sampler, Stage, Step, Wiring
+from potluck.wire.messages import Boundary, Codec, Hop, Open, Rewire, Sampler, Stage, Step, Wiring
 
 
 class Phase(enum.Enum):
@@ -49,6 +49,7 @@ class ShardSession:
     cuts: int = 0  # how often it was cut back; what was computed before the last time is void
     credits: int = 0
     held_token: Waiting | None = None  # chosen, and waiting for the ring's credit
+    has_replayed: bool = False  # in this epoch, told to or not
     resumes: bytes | None = None  # a parked session that it begins with …
     resumed: int = 0  # … and how much of it
     input_row_bytes: int = 4  # of one position, as it enters
@@ -59,6 +60,8 @@ class ShardSession:
         # How activations travel; None where tokens enter, or only tokens leave.
         self.input_codec = None if self.stage.has_embedding else self.codec_at(self.stage.start)
         self.output_codec = None if self.stage.has_output else self.codec_at(self.stage.stop)
+        # Whoever follows has everything below: from before this epoch, or sent in it. Nothing is sent on past a gap.
+        self.passed_on = self.wiring.forward_from
 
     @classmethod
     def of(cls, message: Open, head: bytes) -> "ShardSession":
@@ -76,6 +79,11 @@ class ShardSession:
     def codec_at(self, layer: int) -> Codec:
         """How activations that enter `layer` are rounded in this session."""
         return next((boundary.codec for boundary in self.boundaries if boundary.layer == layer), "fp32")
+
+    def rewire(self, message: Rewire) -> None:
+        """Other neighbours, perhaps new ones: only what the head says is known to have reached the next."""
+        self.epoch, self.wiring = message.epoch, message.wiring
+        self.passed_on, self.has_replayed = message.wiring.forward_from, False
 
     def may_feed(self, node: bytes, source: bytes | None) -> bool:
         """Whether steps may come from that session of `node`'s: the neighbour named by the head, or the head itself."""

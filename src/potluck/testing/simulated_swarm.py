@@ -409,6 +409,7 @@ class World:
     """Nodes and the links between them. A link keeps the order of what it carries, unless the seed says that a frame is doubled."""
 
     def __init__(self, seed: int) -> None:
+        self.seed = seed
         self.random = random.Random(seed)
         self.clock = Clock()
         self.remembered = RememberedAnswers()  # by all shards together

@@ -1,10 +1,10 @@
 """Seeds: each draws a swarm, requests and faults, runs them on simulated time, and tells which promise was not kept.
 
 Several heads on the same shards, kills, restarts (also of all at once), freezes (of heads too), partitions in both directions or one,
-broken and slow links, late and doubled frames, a member that repeats what others say, false accusations, shards without memory,
-heads that die, cancellations, slow readers, shards that load on demand. Each head's text must be the undisturbed one (or its
-beginning, where it was cut short), and nothing may be left behind. `python -m potluck.testing.simulation SEED` repeats a seed and
-tells what happened in it.
+broken and slow links (from heads too), late and doubled frames, a member that repeats what others say, false accusations, shards
+without memory, heads that die, cancellations, slow readers, shards that load on demand. Each head's text must be the undisturbed one
+(or its beginning, where it was cut short), and nothing may be left behind. `python -m potluck.testing.simulation SEED` repeats a seed
+and tells what happened in it.
 """
 
 import itertools
@@ -189,7 +189,34 @@ def schedule_faults(scenario: Scenario, most: int) -> list[str]:
             when = draw.uniform(0.16, 0.5)
             told.append(f"cancel {int.from_bytes(head.node, 'big')} at {when:.4f}")
             world.clock.at(when, head.cancel)
+    return told + _schedule_slow_heads(scenario)
+
+
+def _schedule_slow_heads(scenario: Scenario) -> list[str]:
+    """In some seeds a head's way to each shard takes its own time, so that its word may come after what it led to elsewhere.
+
+    A worker far down the pipeline dies then, as that is when a head speaks to others than the first. Drawn apart: what else goes
+    wrong in a seed does not depend on it.
+    """
+    world, draw = scenario.world, random.Random(f"slow heads {scenario.world.seed}")
+    told: list[str] = []
+    for head in scenario.heads if draw.random() < 0.3 else ():
+        first, *others = [placed.node for placed in head.generation.stages]
+        most_s = draw.uniform(0.005, 0.06)
+        delays_s = {node: most_s * draw.random() for node in world.shards if node != first or draw.random() < 0.3}
+        _slow_head(world, head, delays_s)
+        told.append(f"slow_head {int.from_bytes(head.node, 'big')} at 0")
+        victims = [node for node in others[1:] if node in scenario.victims]
+        if victims:
+            victim, when = draw.choice(victims), draw.uniform(0.2, 0.5)
+            told.append(f"worker {int.from_bytes(victim, 'big')} at {when:.4f}")
+            world.clock.at(when, _fault(scenario, "worker", victim, 0.0, head.node))
     return told
+
+
+def _slow_head(world: World, head: SimHead, delays_s: dict[bytes, float]) -> None:
+    for node, seconds in delays_s.items():
+        world.slow_link(head.node, node, seconds)
 
 
 def _fault(scenario: Scenario, kind: str, victim: bytes, seconds: float, other: bytes) -> Callable[[], None]:

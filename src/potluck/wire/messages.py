@@ -89,7 +89,8 @@ class Wiring(msgspec.Struct, frozen=True, array_like=True):
 
     `previous` None: steps come from the head. `next` None: results go to the head. `ring`: the first stage, to which the last may
     send tokens directly, on credits from the head; `ring_from`: the last, for the first. Outputs for positions below
-    `forward_from` are kept, not sent on: whoever follows has them already.
+    `forward_from` are kept, not sent on: whoever follows has them already. What a session has from there on when the epoch begins is
+    owed to the next: it goes when REPLAY comes, or before the first step that would leave a gap.
     """
 
     previous: Neighbour | None

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
     MAX_STAGES,
     Close,
@@ -637,7 +638,7 @@ def test_replay_sends_the_same_bytes_to_the_new_neighbour() -> None:
     bench.open()
     first = bench.run(0, 3) + bench.run(3, 1) + bench.run(4, 2)
     new = Hop(STRANGER, "new:1", session_id(55))
-    bench.tell(HEAD, rewire(1, 6, msgspec.structs.replace(wiring_of(MIDDLE, forward_from=6), next=new)))
+    bench.tell(HEAD, rewire(1, 6, msgspec.structs.replace(wiring_of(MIDDLE), next=new)))
     replayed = bench.tell(HEAD, Replay(S, 1, 0, 6))
     assert {effect.node for effect in replayed} == {STRANGER}
     assert b"".join(e.body for e in replayed) == b"".join(e.body for e in first)
@@ -665,6 +666,67 @@ def test_a_replay_of_a_long_session_fits_into_the_next_shards_queue() -> None:
     for effect in replayed:
         after.tell(SHARD, msgspec.structs.replace(effect.message, session=S), effect.body)
         assert not [m for m in after.messages if isinstance(m, Fault)]
+
+
+def places(sent: list[SendTo]) -> list[tuple[bytes, int, int, bool]]:
+    steps = [(effect.node, effect.message) for effect in sent if isinstance(effect.message, Step)]
+    return [(node, step.position, step.count, step.chooses) for node, step in steps]
+
+
+def with_a_new_neighbour(length: int = 6, **changes: object) -> CoreBench:
+    """It has computed `length` positions, and is followed by somebody new who has none."""
+    bench = CoreBench(MIDDLE, **changes)
+    bench.open()
+    bench.run(0, length)
+    new = Hop(STRANGER, "new:1", session_id(55))
+    bench.tell(HEAD, rewire(1, length, msgspec.structs.replace(wiring_of(MIDDLE), next=new)))
+    return bench
+
+
+def test_a_step_that_overtakes_the_order_to_replay_takes_along_what_the_new_neighbour_lacks() -> None:
+    """That order comes from the head, the step by way of the shard before: either may be first."""
+    bench = with_a_new_neighbour()
+    sent = bench.run(6, epoch=1)
+    assert places(sent) == [(STRANGER, 0, 6, False), (STRANGER, 6, 1, True)]
+    assert len(sent[0].body) == 6 * ROW_BYTES
+    assert bench.tell(HEAD, Replay(S, 1, 0, 6)) == []
+    assert bench.core.counters["late_replay"] == 1
+    assert places(bench.run(7, epoch=1)) == [(STRANGER, 7, 1, True)]
+
+
+def test_after_a_replay_that_came_in_time_a_step_goes_alone() -> None:
+    bench = with_a_new_neighbour()
+    assert places(bench.tell(HEAD, Replay(S, 1, 0, 6))) == [(STRANGER, 0, 6, False)]
+    assert places(bench.run(6, epoch=1)) == [(STRANGER, 6, 1, True)]
+    assert bench.tell(HEAD, Replay(S, 1, 0, 6)) == []  # a copy of the order
+
+
+def test_each_epoch_owes_anew() -> None:
+    bench = with_a_new_neighbour()
+    bench.tell(HEAD, Replay(S, 1, 0, 6))
+    bench.tell(HEAD, rewire(2, 5, wiring_of(MIDDLE)))
+    assert places(bench.run(5, epoch=2)) == [(AFTER, 0, 5, False), (AFTER, 5, 1, True)]
+    bench.tell(HEAD, rewire(3, 6, wiring_of(MIDDLE)))
+    assert places(bench.tell(HEAD, Replay(S, 3, 0, 6))) == [(AFTER, 0, 6, False)]
+    bench.tell(HEAD, rewire(4, 6, wiring_of(MIDDLE, forward_from=6)))
+    assert places(bench.run(6, epoch=4)) == [(AFTER, 6, 1, True)]
+
+
+def test_nothing_is_sent_on_past_what_is_gone() -> None:
+    """Whoever follows would call this shard a liar for the gap."""
+    bench = with_a_new_neighbour(outbox_budget_bytes=4 * ROW_BYTES)
+    for position in (6, 7):
+        [effect] = bench.run(position, epoch=1)
+        assert isinstance(effect.message, Fault)
+        assert (effect.message.code, effect.message.culprit) == ("outbox_dropped", SHARD)
+
+
+def test_what_was_cut_off_within_an_epoch_is_sent_on_when_it_comes_again() -> None:
+    bench = CoreBench(MIDDLE)
+    bench.open()
+    bench.run(0, 4)
+    bench.tell(HEAD, Truncate(S, 0, 2))
+    assert places(bench.run(2, 2)) == [(AFTER, 2, 2, True)]
 
 
 def test_a_replay_that_is_not_possible_is_a_fault() -> None:
