@@ -186,6 +186,10 @@ class Pipeline:
                 stages.append(old)
         self.stages = stages
 
+    def has_to_replay(self, stage: HeadStage) -> bool:
+        """Whether this epoch, once it is settled, feeds others from what `stage` has kept."""
+        return any(feed.source is not None and self.stages[feed.source] is stage for feed in self._feeds)
+
     def empty_after(self, stage: HeadStage) -> None:
         """A replay was not possible after all: what follows `stage` starts empty, and `spread_emptiness` does the rest."""
         following = self.stages.index(stage) + 1

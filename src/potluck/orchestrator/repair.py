@@ -69,11 +69,7 @@ class Repair:
         if self._is_hopeless(stage, message.code):
             return Decision(Deed.ABORT, reason=(message.code, message.message))
         if message.code == "outbox_dropped":
-            stage.has_outbox = False
-            if message.epoch != pipeline.epoch or not is_running:
-                return NOTHING
-            pipeline.empty_after(stage)
-            return Decision(Deed.FORM)
+            return self._on_outbox_dropped(stage, message, moved_s, now_s, is_running=is_running)
         culprits = pipeline.on(message.culprit)
         if not culprits:
             # It blames the head, or somebody who is not part of this: whoever is right, the two cannot go on together.
@@ -82,6 +78,23 @@ class Repair:
         elif message.code in UNFIT:
             culprits = self.blame.of_rubbish(stage, culprits, pipeline.stages)
         return self.lose(culprits, message.message, moved_s, now_s, message.code)
+
+    def _on_outbox_dropped(
+        self, stage: HeadStage, message: Fault, moved_s: float, now_s: float, *, is_running: bool
+    ) -> Decision:
+        """Only whoever was asked for its outbox can have found it gone; and what follows it is computed anew once, not for ever."""
+        if message.epoch != self._pipeline.epoch or not is_running:
+            stage.has_outbox = False
+            return NOTHING
+        if not self._pipeline.has_to_replay(stage):
+            self._counters["unexpected_message"] += 1
+            return NOTHING
+        if stage.session in self.troubles.without_outbox:
+            return self.lose([stage], message.message, moved_s, now_s, message.code)
+        self.troubles.without_outbox.add(stage.session)
+        stage.has_outbox = False
+        self._pipeline.empty_after(stage)
+        return Decision(Deed.FORM)
 
     def on_refused(self, stage: HeadStage, message: Refused, moved_s: float, now_s: float) -> Decision:
         if message.epoch != self._pipeline.epoch:

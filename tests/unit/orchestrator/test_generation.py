@@ -409,6 +409,20 @@ def test_an_outbox_dropped_during_the_replay_starts_another_epoch() -> None:
     assert bench.kinds(ShardStatus)[1:] == []  # nobody else is lost
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_shard_cannot_keep_the_epochs_coming_by_saying_that_its_outbox_is_gone(stage: int) -> None:
+    bench = decoded(3)
+    bench.lose(3)
+    bench.answer_all()
+    for _ in range(20):
+        bench.fault(stage, "outbox_dropped", bench.places[stage][0])
+        bench.answer_all()
+    assert bench.generation.epoch <= 3
+    assert bench.generation.phase is Phase.RUNNING
+    bench.result(8, 42)
+    assert bench.kinds(TokenDelta)[-1] == TokenDelta(42, 8)
+
+
 def test_several_shards_may_replace_one() -> None:
     bench = decoded(3, spares=((21, 3, 3), (22, 4, 4), (23, 5, 5)))
     bench.lose(2)
