@@ -131,8 +131,7 @@ class ShardCore:
     @property
     def is_working(self) -> bool:
         """Whether the worker owes us an answer, so that its silence means something."""
-        is_owing = bool(self._batches.running) or self._residency.is_loading
-        return is_owing or any(session.phase is Phase.OPENING for session in self._sessions.values())
+        return bool(self._batches.running) or self._residency.is_loading or self._life.is_answer_owed
 
     def on_message(self, sender: bytes, message: Message, body: bytes, now_s: float, worker_idle_us: int) -> None:
         """Anything from an authenticated node. What is not addressed to a session of that node's is counted and dropped."""
@@ -253,7 +252,7 @@ class ShardCore:
             self._effects.fault(session, "shard_unavailable", f"the worker is gone: {reason}"[:1024], self.node)
             self._life.forget(session)
         self._batches.forget()
-        self._life.forget_parked()
+        self._life.forget_worker()
 
     def evict_if_idle(self, now_s: float) -> bool:
         """Unloads where nobody has used the shard for long; it stays on offer and loads again at the next OPEN."""
@@ -268,7 +267,7 @@ class ShardCore:
         """Frees the worker's memory. Live sessions are never evicted."""
         if self._residency.is_loaded and not self._sessions:
             self._batches.forget()  # of sessions that are gone; the worker ends without an answer
-            self._life.forget_parked()
+            self._life.forget_worker()
             self._residency.unload()
 
     def _on_batch_done(self, message: BatchDone, body: bytes, now_s: float) -> None:

@@ -201,6 +201,52 @@ def test_closed_before_the_worker_has_answered_nothing_is_said_and_nothing_left(
     assert bench.core.session_count == 0
 
 
+def opened_and_closed(bench: CoreBench, numbers: range) -> int:
+    """How many openings the worker is given where a head takes each back at once."""
+    given = 0
+    for number in numbers:
+        bench.tell(HEAD, opening(MIDDLE, number))
+        given += sum(isinstance(order, OpenSession) for order in bench.orders)
+        bench.tell(HEAD, Close(session_id(number)))
+    return given
+
+
+def test_opening_and_closing_at_once_piles_up_no_more_work_than_there_are_streams() -> None:
+    bench = CoreBench(MIDDLE, max_concurrent_streams=4)
+    bench.open(1, OTHER_HEAD)
+    assert opened_and_closed(bench, range(2, 2000)) == 3
+    assert bench.core.is_working
+    bench.tell(HEAD, opening(MIDDLE, 2))  # by now forgotten among the closed, and still with the worker
+    assert (bench.sent, bench.work) == ([], [])
+    bench.hear(SessionOpened(session_id(2)))
+    bench.hear(SessionRefused(session_id(3), "bad_grammar", "no"))
+    assert opened_and_closed(bench, range(3000, 3010)) == 2  # as many as it has dealt with
+    assert bench.core.session_count == 1
+
+
+@pytest.mark.parametrize("end", ["worker", "eviction"])
+def test_what_a_worker_that_is_gone_has_not_answered_takes_no_stream(end: str) -> None:
+    bench = CoreBench(MIDDLE, max_concurrent_streams=2)
+    assert opened_and_closed(bench, range(1, 5)) == 2
+    if end == "worker":
+        bench.lose_worker()
+    else:
+        bench.core.evict()
+    bench.tell(HEAD, opening(MIDDLE, 6))
+    bench.hear(Loaded(MIDDLE, 0, 0, 1))
+    assert [type(order) for order in bench.orders] == [OpenSession]
+
+
+def test_what_was_closed_while_the_shard_was_being_loaded_takes_no_stream() -> None:
+    bench = CoreBench(MIDDLE, is_loaded=False, max_concurrent_streams=1)
+    for number in range(1, 5):
+        bench.tell(HEAD, opening(MIDDLE, number))
+        bench.tell(HEAD, Close(session_id(number)))
+    bench.tell(HEAD, opening(MIDDLE, 6))
+    bench.hear(Loaded(MIDDLE, 0, 0, 1))
+    assert [order.session for order in bench.orders if isinstance(order, OpenSession)] == [session_id(6)]
+
+
 # ---------------------------------------------------------------- steps
 
 
