@@ -327,6 +327,7 @@ class Generation:
 
     def on_lost(self, node: bytes, reason: str, now_s: float) -> None:
         """The link to a node broke."""
+        self._repair.blame.confirm(node)
         if self.phase not in (Phase.NEW, Phase.ENDED):  # who is lost before the start is found lost when asked to open
             self._fail(self._pipeline.on(node), f"connection lost: {reason}", now_s)
 
