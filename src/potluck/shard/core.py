@@ -138,10 +138,10 @@ class ShardCore:
         if type(message) is Step and (known := self._sessions.get(message.session)) is not None:
             return self._on_step(sender, known, message, body, now_s)
         if isinstance(message, Open):
-            return self._life.open(sender, message)
+            return self._life.open(sender, message, now_s)
         session = self._sessions.get(getattr(message, "session", b""))
         if isinstance(message, Probe):
-            return self._on_probe(sender, message, session, worker_idle_us)
+            return self._on_probe(sender, message, session, now_s, worker_idle_us)
         if session is None:
             return self._on_unknown(sender, message)
         if sender != session.head:
@@ -152,11 +152,14 @@ class ShardCore:
     def _on_unknown(self, sender: bytes, message: Message) -> None:
         if isinstance(message, Close) and self._life.parked.belongs_to(message.session, sender):
             self._life.unpark(message.session)
-        else:
-            self.counters["unknown_session"] += 1
+            return
+        if isinstance(message, Close) and message.session not in self._life.closed:
+            self._life.closed_early.add(sender + message.session)
+        self.counters["unknown_session"] += 1
 
     def _on_order(self, session: ShardSession, message: Message, now_s: float) -> None:
         """What only the session's head may say."""
+        session.used_s = now_s
         if isinstance(message, Close):
             self._life.close(session, message, now_s)
         elif isinstance(message, ShardLost):
@@ -184,13 +187,25 @@ class ShardCore:
             self._life.unpark(parked)
         for session in list(self._sessions.values()):
             if session.head == node:
-                if (answer := session.answer) is not None:
-                    self._effects.items.append(Remember(session.resume_key, answer))
-                self._life.drop(session, now_s)
+                self._give_up(session, now_s)
             elif session.next is not None and session.next.node == node:
                 self._effects.fault(session, "shard_unavailable", "the next shard is gone", node)
             elif session.wiring.ring is not None and session.wiring.ring.node == node:
                 self._effects.fault(session, "shard_unavailable", "the first shard is gone", node)
+
+    def _give_up(self, session: ShardSession, now_s: float) -> None:
+        """Ends it without its head, whose reader may take the answer up elsewhere."""
+        if (answer := session.answer) is not None:
+            self._effects.items.append(Remember(session.resume_key, answer))
+        self._life.drop(session, now_s)
+
+    def give_up_silent(self, now_s: float) -> None:
+        """Ends sessions of which nothing was heard for long: streams are few, and a head that waits lets its shards know."""
+        for session in list(self._sessions.values()):
+            if session.is_silent(now_s, self.settings.silent_session_s):
+                self.counters["silent_session"] += 1
+                self._effects.fault(session, "shard_unavailable", "nothing was heard of it for long", self.node)
+                self._give_up(session, now_s)
 
     # ------------------------------------------------------------ steps
 
@@ -213,6 +228,7 @@ class ShardCore:
             self._effects.fault(session, "bad_request", problem, sender)
             return
         session.length_in += step.count
+        session.used_s = now_s
         session.waiting.append(Waiting(step, body, now_s))
         self._batches.wait(session)
         if len(self._sessions) == 1:
@@ -242,7 +258,7 @@ class ShardCore:
             for session in self._residency.failed():
                 self._life.refuse(session, message.code, message.message)
         elif isinstance(message, SessionOpened | SessionRefused):
-            self._life.on_worker_answer(message)
+            self._life.on_worker_answer(message, now_s)
 
     def on_worker_lost(self, reason: str) -> None:
         """All KV is gone: every session's head is told at once, and the sessions are forgotten."""
@@ -292,6 +308,7 @@ class ShardCore:
         if self._sessions.get(session.id) is not session:
             return  # closed while it was computed
         session.is_running = False
+        session.used_s = now_s
         if session.waiting:
             self._batches.wait(session)
         if running.cuts != session.cuts:
@@ -351,10 +368,13 @@ class ShardCore:
 
     # ------------------------------------------------------------ the rest
 
-    def _on_probe(self, sender: bytes, message: Probe, session: ShardSession | None, worker_idle_us: int) -> None:
-        is_known = session is not None and session.head == sender
-        position_in = session.length_in if session is not None and is_known else 0
-        position_out = session.length_out if session is not None and is_known else 0
+    def _on_probe(
+        self, sender: bytes, message: Probe, session: ShardSession | None, now_s: float, worker_idle_us: int
+    ) -> None:
+        is_known, position_in, position_out = False, 0, 0
+        if session is not None and session.head == sender:
+            session.used_s = now_s
+            is_known, position_in, position_out = True, session.length_in, session.length_out
         self._effects.send(
             sender, None, Probed(message.session, message.nonce, is_known, worker_idle_us, position_in, position_out)
         )

@@ -28,6 +28,7 @@ class Lifecycle:
     ) -> None:  # fmt: skip
         self.live: OrderedDict[bytes, ShardSession] = OrderedDict()
         self.closed = ClosedSessions()
+        self.closed_early = ClosedSessions()  # before they were opened; by head, who alone can have meant them
         self.parked = ParkedSessions(settings.parked_sessions)
         self.is_draining = False
         self._unanswered: set[bytes] = set()  # closed before the worker has answered their opening, which it still owes
@@ -44,10 +45,10 @@ class Lifecycle:
 
     # ------------------------------------------------------------ opening
 
-    def open(self, sender: bytes, message: Open) -> None:
+    def open(self, sender: bytes, message: Open, now_s: float) -> None:
         known = self.live.get(message.session)
         has_been = message.session in self.closed or message.session in self._unanswered
-        if has_been or (known is not None and known.head == sender):
+        if has_been or sender + message.session in self.closed_early or (known is not None and known.head == sender):
             self._counters["duplicate_open"] += 1
             return
         # What was opened and closed at once is still work: without counting it, a head could make any amount of that.
@@ -64,6 +65,7 @@ class Lifecycle:
         session = ShardSession.of(message, sender)
         if self.parked.resumable(message, sender):
             session.resumes, session.resumed = message.resumes, message.resumed
+        session.used_s = now_s
         session.input_row_bytes = self.row_size(session.input_codec)
         self.live[session.id] = session
         if self._residency.is_loaded:
@@ -79,8 +81,9 @@ class Lifecycle:
             )
         )  # fmt: skip
 
-    def _activate(self, session: ShardSession, length: int) -> None:
+    def _activate(self, session: ShardSession, length: int, now_s: float) -> None:
         session.phase = Phase.ACTIVE
+        session.used_s = now_s
         session.length_in = session.length_out = length
         if session.keeps_outbox and not session.stage.has_output:
             if length and session.resumes is not None:
@@ -89,13 +92,13 @@ class Lifecycle:
                 self._outbox.open(session.id)
         self._effects.send(session.head, None, Opened(session.id, session.epoch, length))
 
-    def on_worker_answer(self, message: SessionOpened | SessionRefused) -> None:
+    def on_worker_answer(self, message: SessionOpened | SessionRefused, now_s: float) -> None:
         self._unanswered.discard(message.session)
         session = self.live.get(message.session)
         if session is None or session.phase is not Phase.OPENING:
             return  # closed meanwhile; the worker has been told
         if isinstance(message, SessionOpened):
-            self._activate(session, message.length)
+            self._activate(session, message.length, now_s)
         else:
             self.refuse(session, message.code, message.message)
 

@@ -53,6 +53,7 @@ class ShardSession:
     resumed: int = 0  # … and how much of it
     input_row_bytes: int = 4  # of one position, as it enters
     resume_key: bytes = b""  # by which its tokens are remembered where the head is lost; empty: they are not
+    used_s: float = 0.0  # when something was last heard of it, or done for it
     chosen: list[int] = field(default_factory=list)  # since the sampler's history, where they are to be remembered
 
     def __post_init__(self) -> None:
@@ -121,6 +122,11 @@ class ShardSession:
         if sampler is not None:
             self.sampler = sampler
             self.chosen.clear()
+
+    def is_silent(self, now_s: float, patience_s: float) -> bool:
+        """Whether nothing has come for so long, and it is not the worker that is waited for."""
+        is_with_worker = self.phase is Phase.OPENING or self.is_running or bool(self.waiting)
+        return not is_with_worker and now_s - self.used_s >= patience_s
 
     @property
     def answer(self) -> AnswerSoFar | None:

@@ -222,6 +222,33 @@ def test_reading_part_of_what_came_and_pausing_is_no_stall() -> None:
     assert bench.to(Credit) == [3]
 
 
+def signs_of_life(bench: HeadBench, first: int, last: int) -> list[tuple[int, int]]:
+    """Probes in the seconds first … last, which nobody answers: when and to whom."""
+    signs = []
+    for second in range(first, last + 1):
+        bench.wake(float(second))
+        signs += [(second, number) for number in bench.to(Probe)]
+    return signs
+
+
+def test_shards_hear_now_and_then_of_an_answer_whose_reader_does_not_read() -> None:
+    bench = HeadBench(ring_credits=2, stall_timeout_s=5.0)
+    bench.run()
+    bench.prefill()
+    bench.result(5, 42)
+    assert signs_of_life(bench, 1, 130) == [(second, number) for second in (60, 120) for number in (1, 2, 3)]
+    assert bench.kinds(ShardStatus) == []  # that nobody answers means nothing
+    bench.read(1)
+    assert steps(bench) == [(5, 1, True)]
+
+
+def test_those_who_stay_hear_now_and_then_that_a_holder_is_waited_for() -> None:
+    bench = decoded(2, spares=(), holder_wait_s=200.0)
+    bench.lose(2)
+    assert signs_of_life(bench, 1, 130) == [(second, number) for second in (60, 120) for number in (1, 3)]
+    assert bench.generation.phase is Phase.WAITING
+
+
 # ---------------------------------------------------------------- what does not belong
 
 
