@@ -336,7 +336,7 @@ class ShardCore:
         session.epoch, session.wiring = message.epoch, message.wiring
         session.renew_sampler(message.sampler)
         session.credits, session.held_token = 0, None
-        self._cut(session, min(message.length, session.length_out), message.sampler)
+        self._cut(session, min(message.length, session.length_out))
         kept = 0 if self._outbox.holds(session.id, session.length_in) else session.length_in
         self._effects.send(session.head, None, Rewired(session.id, session.epoch, session.length_in, kept))
 
@@ -344,9 +344,9 @@ class ShardCore:
         if message.epoch != session.epoch:
             self.counters["stale_epoch"] += 1
             return
-        self._cut(session, min(message.length, session.length_out), None)
+        self._cut(session, min(message.length, session.length_out))
 
-    def _cut(self, session: ShardSession, length: int, sampler: object) -> None:
+    def _cut(self, session: ShardSession, length: int) -> None:
         """Back to `length` positions. The worker does things in order, so whatever it is computing is cut off as well."""
         session.waiting.clear()
         session.cuts += 1
@@ -356,7 +356,7 @@ class ShardCore:
             self._outbox.truncate(session.id, length, self._life.row_size(session.output_codec))
             if length == 0:
                 self._outbox.open(session.id)  # also where it had been dropped: a new beginning
-        self._effects.work(TruncateSession(session.id, length, sampler))  # type: ignore[arg-type]
+        self._effects.work(TruncateSession(session.id, length, None))
 
     def _on_replay(self, session: ShardSession, message: Replay) -> None:
         if message.epoch != session.epoch:

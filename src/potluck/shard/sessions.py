@@ -49,6 +49,7 @@ class ShardSession:
     cuts: int = 0  # how often it was cut back; what was computed before the last time is void
     credits: int = 0
     held_token: Waiting | None = None  # chosen, and waiting for the ring's credit
+    untold_sampler: Sampler | None = None  # of the last rewire; the worker learns it with the next step
     resumes: bytes | None = None  # a parked session that it begins with …
     resumed: int = 0  # … and how much of it
     input_row_bytes: int = 4  # of one position, as it enters
@@ -120,7 +121,7 @@ class ShardSession:
     def renew_sampler(self, sampler: Sampler | None) -> None:
         """A new epoch's knows what was accepted in those before."""
         if sampler is not None:
-            self.sampler = sampler
+            self.sampler = self.untold_sampler = sampler
             self.chosen.clear()
 
     def is_silent(self, now_s: float, patience_s: float) -> bool:

@@ -625,6 +625,21 @@ def test_rewire_cuts_back_and_answers_with_what_is_kept() -> None:
     assert bench.core.outbox_bytes == 6 * ROW_BYTES
 
 
+def test_the_worker_learns_the_sampler_of_the_last_rewire_with_the_next_step() -> None:
+    """Making one may take long (a grammar), and a rewire has no answer: a head that sends many must not keep the worker busy."""
+    bench = CoreBench(LAST)
+    bench.open()
+    bench.run(0, 4)
+    for epoch in range(1, 50):
+        bench.tell(HEAD, rewire(epoch, 3, wiring_of(LAST), sampler_of(limit=100 + epoch)))
+        assert bench.orders == [TruncateSession(S, 3, None)]
+    bench.step(3, epoch=49)
+    assert bench.orders == [TruncateSession(S, 3, sampler_of(limit=149)), bench.batch]
+    bench.done(bench.batch)
+    bench.step(4, epoch=49)
+    assert bench.orders == [bench.batch]
+
+
 def test_rewire_says_how_little_it_has() -> None:
     bench = CoreBench(MIDDLE)
     bench.open()
