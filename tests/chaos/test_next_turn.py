@@ -31,7 +31,8 @@ class BelievesThatAllIsThere(Generation):
 
 
 def problems_of(parts: Parts) -> int:
-    return sum(bool(run_turns(seed, parts=parts).problem) for seed in range(12))
+    """Few: a shard that is fed what it lacks the beginning of says so, and after its second complaint another takes its place."""
+    return sum(bool(run_turns(seed, parts=parts).problem) for seed in range(100))
 
 
 def test_a_head_that_does_not_look_what_is_left_does_not_get_through() -> None:

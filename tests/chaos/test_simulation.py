@@ -88,8 +88,8 @@ class TakesRehearsalsForSteps(ShardCore):
 class ForgetsToTruncate(ShardCore):
     """Keeps what the head never saw: what it answers at a rewire is what the head hoped for."""
 
-    def _cut(self, session: ShardSession, length: int, sampler: object) -> None:
-        super()._cut(session, length, sampler)
+    def _cut(self, session: ShardSession, length: int) -> None:
+        super()._cut(session, length)
         session.length_in = session.length_out = length
         self._effects.items.pop()
 
@@ -127,9 +127,9 @@ class ObeysAnybody(ShardCore):
 class KeepsTheOutbox(ShardCore):
     """Replays what belongs to a past that was cut off."""
 
-    def _cut(self, session: ShardSession, length: int, sampler: object) -> None:
+    def _cut(self, session: ShardSession, length: int) -> None:
         kept, self._outbox.truncate = self._outbox.truncate, lambda *_: None  # type: ignore[method-assign]
-        super()._cut(session, length, sampler)
+        super()._cut(session, length)
         self._outbox.truncate = kept  # type: ignore[method-assign]
 
 

@@ -16,6 +16,7 @@ class Blame:
 
     def __init__(self) -> None:
         self._accusers: set[bytes] = set()  # reported rubbish once, and were believed
+        self._reported: dict[bytes, set[bytes]] = {}  # by accuser: of whom the head itself has not found it so
         self._doubted: set[bytes] = set()  # said once that they had not got what another said it had sent
         self._excluded: set[bytes] = set()
         self._distrusted: set[bytes] = set()  # sent rubbish: not taken back, even where nobody else is left
@@ -53,6 +54,18 @@ class Blame:
             return [*culprits, accuser]
         self._accusers.add(node)
         return culprits
+
+    def is_doubtful(self, accuser: HeadStage, accused: Sequence[HeadStage]) -> bool:
+        """Whether it has said of others before that they are gone or do not fit, and nobody but itself has found it so."""
+        reported = self._reported.setdefault(accuser.placed.node, set())
+        has_reported = bool(reported)
+        reported.update(stage.placed.node for stage in accused)
+        return has_reported
+
+    def confirm(self, node: bytes) -> None:
+        """The head's own link to it broke: whoever has said that it is gone was right."""
+        for reported in self._reported.values():
+            reported.discard(node)
 
     def of_two(self, giver: HeadStage, taker: HeadStage) -> HeadStage:
         """One says that it has given, the other that it has got nothing: the giver first; where that did not help, the taker."""

@@ -44,6 +44,9 @@ from potluck.wire.messages import (
 __all__ = ["Generation", "GenerationRequest", "GenerationSettings", "Phase", "Repick", "StepTiming"]
 
 
+_UNASKED = 0  # the number of a probe whose answer says nothing new
+
+
 class Phase(enum.Enum):
     """FORMING: waiting for OPENED and REWIRED of an epoch; WAITING: nobody holds some layers; RUNNING; ENDED."""
 
@@ -327,6 +330,7 @@ class Generation:
 
     def on_lost(self, node: bytes, reason: str, now_s: float) -> None:
         """The link to a node broke."""
+        self._repair.blame.confirm(node)
         if self.phase not in (Phase.NEW, Phase.ENDED):  # who is lost before the start is found lost when asked to open
             self._fail(self._pipeline.on(node), f"connection lost: {reason}", now_s)
 
@@ -358,12 +362,14 @@ class Generation:
         if watch.has_slept(late_s):
             self._woke(late_s, now_s)
         elif self.phase is Phase.WAITING:
+            self._give_sign_of_life(now_s)
             self._carry_out(self._repair.keep_waiting(now_s), now_s)
         elif watch.is_probing:
             if watch.is_time_up(now_s):
                 self._judge(now_s)
         elif self.phase is Phase.RUNNING and self._flow.is_reader_slow():
             watch.moved(now_s)
+            self._give_sign_of_life(now_s)
         elif watch.is_silence_long(now_s):
             self._probe(now_s)
 
@@ -377,6 +383,12 @@ class Generation:
     def _probe(self, now_s: float) -> None:
         nonce = self._watch.ask(now_s)
         self._effects += [send_to(stage, Probe(stage.session, nonce)) for stage in self._pipeline.stages]
+
+    def _give_sign_of_life(self, now_s: float) -> None:
+        """This answer waits, for its reader or for a holder; those who have a part in it may wait for long."""
+        if self._watch.takes_sign_of_life(now_s):
+            stages = [stage for stage in self._pipeline.stages if not stage.is_lost]
+            self._effects += [send_to(stage, Probe(stage.session, _UNASKED)) for stage in stages]
 
     def _on_probed(self, stage: HeadStage, message: Probed, now_s: float) -> None:
         if self._watch.answered(stage.session, message, len(self._pipeline.stages)):

@@ -36,6 +36,7 @@ class Troubles:
         self.current: Outage | None = None
         self.last_refusal = _NO_HOLDER  # code and words, for the case that nothing helps
         self._fruitless = 0  # losses since the last token
+        self.without_outbox: set[bytes] = set()  # sessions that have said since the last token that theirs is gone
         self._waiting_since_s: float | None = None  # for a holder, without a token since
         self._tried_s = 0.0
 
@@ -56,6 +57,7 @@ class Troubles:
     def over(self) -> Outage | None:
         """A token came. Gives what it ended, if anything."""
         self._fruitless = 0
+        self.without_outbox.clear()
         self._waiting_since_s = None
         self.last_refusal = _NO_HOLDER
         outage, self.current = self.current, None

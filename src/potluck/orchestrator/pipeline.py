@@ -65,6 +65,13 @@ class Pipeline:
     def on(self, node: bytes | None) -> list[HeadStage]:
         return [stage for stage in self.stages if stage.placed.node == node]
 
+    def neighbours_of(self, stage: HeadStage) -> list[HeadStage]:
+        """With whom it exchanges steps: the stages before and after it and, at the ends of a ring, the other end."""
+        index, count = self.stages.index(stage), len(self.stages)
+        if self._settings.uses_ring:
+            return [self.stages[index - 1], self.stages[(index + 1) % count]]
+        return [self.stages[each] for each in (index - 1, index + 1) if 0 <= each < count]
+
     def has_fallen_back_to(self, node: bytes) -> bool:
         """Whether `node` runs some stage now that another ran at first."""
         return any((node, stage.placed.stage) not in self._initial for stage in self.on(node))
@@ -185,6 +192,10 @@ class Pipeline:
             else:
                 stages.append(old)
         self.stages = stages
+
+    def has_to_replay(self, stage: HeadStage) -> bool:
+        """Whether this epoch, once it is settled, feeds others from what `stage` has kept."""
+        return any(feed.source is not None and self.stages[feed.source] is stage for feed in self._feeds)
 
     def empty_after(self, stage: HeadStage) -> None:
         """A replay was not possible after all: what follows `stage` starts empty, and `spread_emptiness` does the rest."""

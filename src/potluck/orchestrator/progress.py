@@ -13,6 +13,7 @@ from potluck.wire.messages import Probed
 
 _LONGEST_USUAL_STEP_S = 1.0  # whatever a shard says of itself, silence is looked into after six times this
 _PATIENCE_WITHOUT_RESULT = 10  # stall timeouts, where shards say that they are being fed
+_SIGN_OF_LIFE_S = 60.0  # while nobody is asked anything: shards give up sessions of which they hear nothing for minutes
 _SLEPT_S = 2.0  # a timer that comes so late: this process was stopped, or starved
 
 
@@ -30,6 +31,7 @@ class ProgressWatch:
         self._settings = settings
         self.moved_s = 0.0
         self._asked_s = 0.0
+        self._sign_s = 0.0
         self._usual_step_s = min(max(0.0, expected_step_s), _LONGEST_USUAL_STEP_S)
         self._result_s = 0.0
         self._probing: Probing | None = None
@@ -44,7 +46,7 @@ class ProgressWatch:
     # ------------------------------------------------------------ what is known to go on
 
     def start(self, now_s: float) -> None:
-        self._result_s = self.moved_s = self._asked_s = now_s
+        self._result_s = self.moved_s = self._asked_s = self._sign_s = now_s
 
     def moved(self, now_s: float) -> None:
         self.moved_s = self._asked_s = now_s
@@ -103,6 +105,13 @@ class ProgressWatch:
         self._nonce += 1
         self._probing = Probing(now_s, self._nonce)
         return self._nonce
+
+    def takes_sign_of_life(self, now_s: float) -> bool:
+        """Whether it is time for one, which is the last then."""
+        is_due = now_s - self._sign_s >= _SIGN_OF_LIFE_S
+        if is_due:
+            self._sign_s = now_s
+        return is_due
 
     def drop_questions(self) -> None:
         self._probing = None

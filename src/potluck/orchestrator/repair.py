@@ -69,11 +69,7 @@ class Repair:
         if self._is_hopeless(stage, message.code):
             return Decision(Deed.ABORT, reason=(message.code, message.message))
         if message.code == "outbox_dropped":
-            stage.has_outbox = False
-            if message.epoch != pipeline.epoch or not is_running:
-                return NOTHING
-            pipeline.empty_after(stage)
-            return Decision(Deed.FORM)
+            return self._on_outbox_dropped(stage, message, moved_s, now_s, is_running=is_running)
         culprits = pipeline.on(message.culprit)
         if not culprits:
             # It blames the head, or somebody who is not part of this: whoever is right, the two cannot go on together.
@@ -81,7 +77,37 @@ class Repair:
             culprits = [stage]
         elif message.code in UNFIT:
             culprits = self.blame.of_rubbish(stage, culprits, pipeline.stages)
+        elif stage not in culprits:
+            culprits = self._after_report(stage, culprits)
         return self.lose(culprits, message.message, moved_s, now_s, message.code)
+
+    def _after_report(self, accuser: HeadStage, accused: list[HeadStage]) -> list[HeadStage]:
+        """Who goes where one stage says of another that it is gone, or sends what does not fit."""
+        if all(stage.is_lost for stage in accused):
+            return []  # no news, and nothing to hold against whoever brings it
+        if not any(stage in accused for stage in self._pipeline.neighbours_of(accuser)):
+            return [accuser]
+        is_doubtful = self.blame.is_doubtful(accuser, accused)
+        both = [*accused, accuser]
+        # It may be honest and unlucky: where it is needed, it stays.
+        return both if is_doubtful and self._found(both) is not None else accused
+
+    def _on_outbox_dropped(
+        self, stage: HeadStage, message: Fault, moved_s: float, now_s: float, *, is_running: bool
+    ) -> Decision:
+        """Only whoever was asked for its outbox can have found it gone; and what follows it is computed anew once, not for ever."""
+        if message.epoch != self._pipeline.epoch or not is_running:
+            stage.has_outbox = False
+            return NOTHING
+        if not self._pipeline.has_to_replay(stage):
+            self._counters["unexpected_message"] += 1
+            return NOTHING
+        if stage.session in self.troubles.without_outbox:
+            return self.lose([stage], message.message, moved_s, now_s, message.code)
+        self.troubles.without_outbox.add(stage.session)
+        stage.has_outbox = False
+        self._pipeline.empty_after(stage)
+        return Decision(Deed.FORM)
 
     def on_refused(self, stage: HeadStage, message: Refused, moved_s: float, now_s: float) -> Decision:
         if message.epoch != self._pipeline.epoch:
@@ -130,15 +156,22 @@ class Repair:
 
     def rebuild(self, now_s: float) -> Decision:
         """Somebody else for every stage that is lost, or patience. Survivors keep their KV; the stream stays open for a while."""
-        kept, excluded = self._pipeline.kept, self.blame.excluded
-        groups = self._repick(kept, excluded, self.troubles.prefers_local)
-        if groups is None and not self.troubles.prefers_local:
-            groups = self._repick(kept, excluded, True)
+        groups = self._found()
         if groups is not None:
             self._pipeline.replace(groups)
             return Decision(Deed.FORM)
         self.troubles.wait(now_s)
         return self._given_up() if self.troubles.is_hopeless(now_s) else Decision(Deed.WAIT)
+
+    def _found(self, lost: Sequence[HeadStage] = ()) -> list[list[Placed]] | None:
+        """Others for what is lost, and for `lost`; the head's own layers where nobody else has them."""
+        nodes = {stage.placed.node for stage in lost}
+        kept = [None if each is None or each.node in nodes else each for each in self._pipeline.kept]
+        excluded = self.blame.excluded | nodes
+        groups = self._repick(kept, excluded, self.troubles.prefers_local)
+        if groups is None and not self.troubles.prefers_local:
+            groups = self._repick(kept, excluded, True)
+        return groups
 
     def keep_waiting(self, now_s: float) -> Decision:
         if self.troubles.is_hopeless(now_s):

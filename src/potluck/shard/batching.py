@@ -12,7 +12,7 @@ from potluck.shard.effects import Effects
 from potluck.shard.residency import Residency
 from potluck.shard.sessions import ShardSession
 from potluck.wire.messages import Step
-from potluck.wire.work import RunBatch, WorkItem
+from potluck.wire.work import RunBatch, TruncateSession, WorkItem
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -86,6 +86,10 @@ class Batches:
             waiting = session.waiting.popleft()
             step = waiting.step
             session.is_running = True
+            if session.untold_sampler is not None:
+                # Not with the rewire, which has no answer: a head could make any number of those, each with its own grammar.
+                self._effects.work(TruncateSession(session.id, step.position, session.untold_sampler))
+                session.untold_sampler = None
             batch.append(Running(session, session.cuts, step, waiting.arrived_s))
             items.append(work_item(session, step, len(waiting.body)))
             bodies.append(waiting.body)

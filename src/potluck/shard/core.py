@@ -131,18 +131,17 @@ class ShardCore:
     @property
     def is_working(self) -> bool:
         """Whether the worker owes us an answer, so that its silence means something."""
-        is_owing = bool(self._batches.running) or self._residency.is_loading
-        return is_owing or any(session.phase is Phase.OPENING for session in self._sessions.values())
+        return bool(self._batches.running) or self._residency.is_loading or self._life.is_answer_owed
 
     def on_message(self, sender: bytes, message: Message, body: bytes, now_s: float, worker_idle_us: int) -> None:
         """Anything from an authenticated node. What is not addressed to a session of that node's is counted and dropped."""
         if type(message) is Step and (known := self._sessions.get(message.session)) is not None:
             return self._on_step(sender, known, message, body, now_s)
         if isinstance(message, Open):
-            return self._life.open(sender, message)
+            return self._life.open(sender, message, now_s)
         session = self._sessions.get(getattr(message, "session", b""))
         if isinstance(message, Probe):
-            return self._on_probe(sender, message, session, worker_idle_us)
+            return self._on_probe(sender, message, session, now_s, worker_idle_us)
         if session is None:
             return self._on_unknown(sender, message)
         if sender != session.head:
@@ -153,11 +152,14 @@ class ShardCore:
     def _on_unknown(self, sender: bytes, message: Message) -> None:
         if isinstance(message, Close) and self._life.parked.belongs_to(message.session, sender):
             self._life.unpark(message.session)
-        else:
-            self.counters["unknown_session"] += 1
+            return
+        if isinstance(message, Close) and message.session not in self._life.closed:
+            self._life.closed_early.add(sender + message.session)
+        self.counters["unknown_session"] += 1
 
     def _on_order(self, session: ShardSession, message: Message, now_s: float) -> None:
         """What only the session's head may say."""
+        session.used_s = now_s
         if isinstance(message, Close):
             self._life.close(session, message, now_s)
         elif isinstance(message, ShardLost):
@@ -185,13 +187,25 @@ class ShardCore:
             self._life.unpark(parked)
         for session in list(self._sessions.values()):
             if session.head == node:
-                if (answer := session.answer) is not None:
-                    self._effects.items.append(Remember(session.resume_key, answer))
-                self._life.drop(session, now_s)
+                self._give_up(session, now_s)
             elif session.next is not None and session.next.node == node:
                 self._effects.fault(session, "shard_unavailable", "the next shard is gone", node)
             elif session.wiring.ring is not None and session.wiring.ring.node == node:
                 self._effects.fault(session, "shard_unavailable", "the first shard is gone", node)
+
+    def _give_up(self, session: ShardSession, now_s: float) -> None:
+        """Ends it without its head, whose reader may take the answer up elsewhere."""
+        if (answer := session.answer) is not None:
+            self._effects.items.append(Remember(session.resume_key, answer))
+        self._life.drop(session, now_s)
+
+    def give_up_silent(self, now_s: float) -> None:
+        """Ends sessions of which nothing was heard for long: streams are few, and a head that waits lets its shards know."""
+        for session in list(self._sessions.values()):
+            if session.is_silent(now_s, self.settings.silent_session_s):
+                self.counters["silent_session"] += 1
+                self._effects.fault(session, "shard_unavailable", "nothing was heard of it for long", self.node)
+                self._give_up(session, now_s)
 
     # ------------------------------------------------------------ steps
 
@@ -214,6 +228,7 @@ class ShardCore:
             self._effects.fault(session, "bad_request", problem, sender)
             return
         session.length_in += step.count
+        session.used_s = now_s
         session.waiting.append(Waiting(step, body, now_s))
         self._batches.wait(session)
         if len(self._sessions) == 1:
@@ -243,7 +258,7 @@ class ShardCore:
             for session in self._residency.failed():
                 self._life.refuse(session, message.code, message.message)
         elif isinstance(message, SessionOpened | SessionRefused):
-            self._life.on_worker_answer(message)
+            self._life.on_worker_answer(message, now_s)
 
     def on_worker_lost(self, reason: str) -> None:
         """All KV is gone: every session's head is told at once, and the sessions are forgotten."""
@@ -253,7 +268,7 @@ class ShardCore:
             self._effects.fault(session, "shard_unavailable", f"the worker is gone: {reason}"[:1024], self.node)
             self._life.forget(session)
         self._batches.forget()
-        self._life.forget_parked()
+        self._life.forget_worker()
 
     def evict_if_idle(self, now_s: float) -> bool:
         """Unloads where nobody has used the shard for long; it stays on offer and loads again at the next OPEN."""
@@ -268,7 +283,7 @@ class ShardCore:
         """Frees the worker's memory. Live sessions are never evicted."""
         if self._residency.is_loaded and not self._sessions:
             self._batches.forget()  # of sessions that are gone; the worker ends without an answer
-            self._life.forget_parked()
+            self._life.forget_worker()
             self._residency.unload()
 
     def _on_batch_done(self, message: BatchDone, body: bytes, now_s: float) -> None:
@@ -293,6 +308,7 @@ class ShardCore:
         if self._sessions.get(session.id) is not session:
             return  # closed while it was computed
         session.is_running = False
+        session.used_s = now_s
         if session.waiting:
             self._batches.wait(session)
         if running.cuts != session.cuts:
@@ -320,7 +336,7 @@ class ShardCore:
         session.rewire(message)
         session.renew_sampler(message.sampler)
         session.credits, session.held_token = 0, None
-        self._cut(session, min(message.length, session.length_out), message.sampler)
+        self._cut(session, min(message.length, session.length_out))
         kept = 0 if self._outbox.holds(session.id, session.length_in) else session.length_in
         self._effects.send(session.head, None, Rewired(session.id, session.epoch, session.length_in, kept))
 
@@ -329,9 +345,9 @@ class ShardCore:
             self.counters["stale_epoch"] += 1
             return
         session.passed_on = min(session.passed_on, message.length)  # whoever follows is cut back as well
-        self._cut(session, min(message.length, session.length_out), None)
+        self._cut(session, min(message.length, session.length_out))
 
-    def _cut(self, session: ShardSession, length: int, sampler: object) -> None:
+    def _cut(self, session: ShardSession, length: int) -> None:
         """Back to `length` positions. The worker does things in order, so whatever it is computing is cut off as well."""
         session.waiting.clear()
         session.cuts += 1
@@ -341,7 +357,7 @@ class ShardCore:
             self._outbox.truncate(session.id, length, self._life.row_size(session.output_codec))
             if length == 0:
                 self._outbox.open(session.id)  # also where it had been dropped: a new beginning
-        self._effects.work(TruncateSession(session.id, length, sampler))  # type: ignore[arg-type]
+        self._effects.work(TruncateSession(session.id, length, None))
 
     def _on_replay(self, session: ShardSession, message: Replay) -> None:
         if message.epoch != session.epoch:
@@ -351,10 +367,13 @@ class ShardCore:
 
     # ------------------------------------------------------------ the rest
 
-    def _on_probe(self, sender: bytes, message: Probe, session: ShardSession | None, worker_idle_us: int) -> None:
-        is_known = session is not None and session.head == sender
-        position_in = session.length_in if session is not None and is_known else 0
-        position_out = session.length_out if session is not None and is_known else 0
+    def _on_probe(
+        self, sender: bytes, message: Probe, session: ShardSession | None, now_s: float, worker_idle_us: int
+    ) -> None:
+        is_known, position_in, position_out = False, 0, 0
+        if session is not None and session.head == sender:
+            session.used_s = now_s
+            is_known, position_in, position_out = True, session.length_in, session.length_out
         self._effects.send(
             sender, None, Probed(message.session, message.nonce, is_known, worker_idle_us, position_in, position_out)
         )

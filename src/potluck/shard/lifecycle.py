@@ -28,22 +28,32 @@ class Lifecycle:
     ) -> None:  # fmt: skip
         self.live: OrderedDict[bytes, ShardSession] = OrderedDict()
         self.closed = ClosedSessions()
+        self.closed_early = ClosedSessions()  # before they were opened; by head, who alone can have meant them
         self.parked = ParkedSessions(settings.parked_sessions)
         self.is_draining = False
+        self._unanswered: set[bytes] = set()  # closed before the worker has answered their opening, which it still owes
         self._settings, self._row_bytes, self._counters = settings, row_bytes, counters
         self._effects, self._outbox, self._residency, self._batches = effects, outbox, residency, batches
 
     def __repr__(self) -> str:
         return f"<Lifecycle {len(self.live)} live, {self.parked!r}>"
 
+    @property
+    def is_answer_owed(self) -> bool:
+        """Whether the worker has yet to answer an opening."""
+        return bool(self._unanswered) or any(session.phase is Phase.OPENING for session in self.live.values())
+
     # ------------------------------------------------------------ opening
 
-    def open(self, sender: bytes, message: Open) -> None:
+    def open(self, sender: bytes, message: Open, now_s: float) -> None:
         known = self.live.get(message.session)
-        if (known is not None and known.head == sender) or message.session in self.closed:
+        has_been = message.session in self.closed or message.session in self._unanswered
+        if has_been or sender + message.session in self.closed_early or (known is not None and known.head == sender):
             self._counters["duplicate_open"] += 1
             return
-        problem = objection(message, self._settings, len(self.live), is_known=known is not None)
+        # What was opened and closed at once is still work: without counting it, a head could make any amount of that.
+        streams = len(self.live) + len(self._unanswered)
+        problem = objection(message, self._settings, streams, is_known=known is not None)
         if self.is_draining and problem is None:
             problem = "shard_unavailable", "this shard is being given up"
         if problem is not None:
@@ -55,6 +65,7 @@ class Lifecycle:
         session = ShardSession.of(message, sender)
         if self.parked.resumable(message, sender):
             session.resumes, session.resumed = message.resumes, message.resumed
+        session.used_s = now_s
         session.input_row_bytes = self.row_size(session.input_codec)
         self.live[session.id] = session
         if self._residency.is_loaded:
@@ -70,8 +81,9 @@ class Lifecycle:
             )
         )  # fmt: skip
 
-    def _activate(self, session: ShardSession, length: int) -> None:
+    def _activate(self, session: ShardSession, length: int, now_s: float) -> None:
         session.phase = Phase.ACTIVE
+        session.used_s = now_s
         session.length_in = session.length_out = length
         if session.keeps_outbox and not session.stage.has_output:
             if length and session.resumes is not None:
@@ -80,12 +92,13 @@ class Lifecycle:
                 self._outbox.open(session.id)
         self._effects.send(session.head, None, Opened(session.id, session.epoch, length))
 
-    def on_worker_answer(self, message: SessionOpened | SessionRefused) -> None:
+    def on_worker_answer(self, message: SessionOpened | SessionRefused, now_s: float) -> None:
+        self._unanswered.discard(message.session)
         session = self.live.get(message.session)
         if session is None or session.phase is not Phase.OPENING:
             return  # closed meanwhile; the worker has been told
         if isinstance(message, SessionOpened):
-            self._activate(session, message.length)
+            self._activate(session, message.length, now_s)
         else:
             self.refuse(session, message.code, message.message)
 
@@ -119,8 +132,9 @@ class Lifecycle:
         self._outbox.close(session)
         self._effects.work(CloseSession(session))
 
-    def forget_parked(self) -> None:
-        """The worker that had them is gone."""
+    def forget_worker(self) -> None:
+        """The worker that had them is gone, and answers nothing any more."""
+        self._unanswered.clear()
         for session in self.parked.all():
             self.parked.remove(session)
             self._outbox.close(session)
@@ -129,6 +143,8 @@ class Lifecycle:
         if not self.forget(session):
             return
         if not self._residency.withdraw(session):
+            if session.phase is Phase.OPENING:
+                self._unanswered.add(session.id)
             self._effects.work(CloseSession(session.id))
         self._residency.idle_since_s = now_s
 

@@ -214,7 +214,9 @@ class ShardServer:
         return ShardHealth(self.shard_id, is_online, datetime.now(UTC), latency_ms, state.queue_depth)
 
     def evict_if_idle(self) -> None:
-        self.core.evict_if_idle(time.monotonic())
+        now_s = time.monotonic()
+        self.core.give_up_silent(now_s)
+        self.core.evict_if_idle(now_s)
         self._carry_out()
 
     async def evict(self) -> None:

@@ -50,10 +50,12 @@ class ShardSession:
     credits: int = 0
     held_token: Waiting | None = None  # chosen, and waiting for the ring's credit
     has_replayed: bool = False  # in this epoch, told to or not
+    untold_sampler: Sampler | None = None  # of the last rewire; the worker learns it with the next step
     resumes: bytes | None = None  # a parked session that it begins with …
     resumed: int = 0  # … and how much of it
     input_row_bytes: int = 4  # of one position, as it enters
     resume_key: bytes = b""  # by which its tokens are remembered where the head is lost; empty: they are not
+    used_s: float = 0.0  # when something was last heard of it, or done for it
     chosen: list[int] = field(default_factory=list)  # since the sampler's history, where they are to be remembered
 
     def __post_init__(self) -> None:
@@ -127,8 +129,13 @@ class ShardSession:
     def renew_sampler(self, sampler: Sampler | None) -> None:
         """A new epoch's knows what was accepted in those before."""
         if sampler is not None:
-            self.sampler = sampler
+            self.sampler = self.untold_sampler = sampler
             self.chosen.clear()
+
+    def is_silent(self, now_s: float, patience_s: float) -> bool:
+        """Whether nothing has come for so long, and it is not the worker that is waited for."""
+        is_with_worker = self.phase is Phase.OPENING or self.is_running or bool(self.waiting)
+        return not is_with_worker and now_s - self.used_s >= patience_s
 
     @property
     def answer(self) -> AnswerSoFar | None:

@@ -20,6 +20,7 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     batch_tokens: int = 256  # of prompts, in one batch
     replay_rows: int = 128  # in one replayed step
     eviction_idle_s: float = 600.0  # of the shard, and of KV that was left for a next request
+    silent_session_s: float = 300.0  # a session of which nothing is heard for so long gives its stream back
     parked_sessions: int = 32  # at most so many of those
     is_spare: bool = False
     vram_required_mb: int = 0  # of a GPU's memory, planned; what was taken counts once it is loaded

@@ -278,6 +278,7 @@ class SimShard:
 
         def act() -> None:
             if self.is_alive:
+                self.core.give_up_silent(self.world.clock.now_s)
                 self.core.evict_if_idle(self.world.clock.now_s)
                 self.carry_out()
 

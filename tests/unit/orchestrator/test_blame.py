@@ -26,6 +26,15 @@ def test_who_accuses_somebody_it_cannot_have_heard_goes_itself() -> None:
     assert blame.excluded == frozenset()  # nobody is distrusted for that
 
 
+def test_who_reports_one_loss_after_another_is_doubted_unless_the_head_has_found_it_so_itself() -> None:
+    blame, (first, second, third) = Blame(), stages_of(1, 2, 3)
+    assert not blame.is_doubtful(second, [first])
+    assert not blame.is_doubtful(third, [first])  # another's word is its own
+    blame.confirm(first.placed.node)
+    assert not blame.is_doubtful(second, [third])
+    assert blame.is_doubtful(second, [first])
+
+
 def test_of_two_that_disagree_the_giver_goes_first_and_then_the_taker() -> None:
     blame, (giver, taker, other) = Blame(), stages_of(1, 2, 3)
     assert blame.of_two(giver, taker) is giver

@@ -222,6 +222,33 @@ def test_reading_part_of_what_came_and_pausing_is_no_stall() -> None:
     assert bench.to(Credit) == [3]
 
 
+def signs_of_life(bench: HeadBench, first: int, last: int) -> list[tuple[int, int]]:
+    """Probes in the seconds first … last, which nobody answers: when and to whom."""
+    signs = []
+    for second in range(first, last + 1):
+        bench.wake(float(second))
+        signs += [(second, number) for number in bench.to(Probe)]
+    return signs
+
+
+def test_shards_hear_now_and_then_of_an_answer_whose_reader_does_not_read() -> None:
+    bench = HeadBench(ring_credits=2, stall_timeout_s=5.0)
+    bench.run()
+    bench.prefill()
+    bench.result(5, 42)
+    assert signs_of_life(bench, 1, 130) == [(second, number) for second in (60, 120) for number in (1, 2, 3)]
+    assert bench.kinds(ShardStatus) == []  # that nobody answers means nothing
+    bench.read(1)
+    assert steps(bench) == [(5, 1, True)]
+
+
+def test_those_who_stay_hear_now_and_then_that_a_holder_is_waited_for() -> None:
+    bench = decoded(2, spares=(), holder_wait_s=200.0)
+    bench.lose(2)
+    assert signs_of_life(bench, 1, 130) == [(second, number) for second in (60, 120) for number in (1, 3)]
+    assert bench.generation.phase is Phase.WAITING
+
+
 # ---------------------------------------------------------------- what does not belong
 
 
@@ -409,6 +436,20 @@ def test_an_outbox_dropped_during_the_replay_starts_another_epoch() -> None:
     assert bench.kinds(ShardStatus)[1:] == []  # nobody else is lost
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_shard_cannot_keep_the_epochs_coming_by_saying_that_its_outbox_is_gone(stage: int) -> None:
+    bench = decoded(3)
+    bench.lose(3)
+    bench.answer_all()
+    for _ in range(20):
+        bench.fault(stage, "outbox_dropped", bench.places[stage][0])
+        bench.answer_all()
+    assert bench.generation.epoch <= 3
+    assert bench.generation.phase is Phase.RUNNING
+    bench.result(8, 42)
+    assert bench.kinds(TokenDelta)[-1] == TokenDelta(42, 8)
+
+
 def test_several_shards_may_replace_one() -> None:
     bench = decoded(3, spares=((21, 3, 3), (22, 4, 4), (23, 5, 5)))
     bench.lose(2)
@@ -523,6 +564,66 @@ def test_rubbish_that_a_shard_cannot_have_seen_is_its_own(accuser: int, accused:
     bench = decoded(2)
     bench.fault(accuser, "shard_corruption", accused)
     assert [place[0] for place in bench.places] == [n + 10 if n == accuser + 1 else n for n in (1, 2, 3)]
+
+
+MANY_SPARES = (*SPARES, (21, 0, 2), (31, 0, 2), (22, 3, 5), (23, 6, 7), (33, 6, 7))
+REPORTS = ("shard_unavailable", "bad_request")
+
+
+@pytest.mark.parametrize("code", REPORTS)
+@pytest.mark.parametrize(
+    ("uses_ring", "accuser", "accused"), [(False, 0, 3), (False, 2, 1), (True, 0, 3), (True, 2, 1)]
+)
+def test_only_a_neighbour_is_lost_for_what_a_shard_says(code: str, uses_ring: bool, accuser: int, accused: int) -> None:
+    """The ring makes neighbours of the first and the last."""
+    bench = HeadBench(uses_ring=uses_ring)
+    bench.run()
+    bench.fault(accuser, code, accused)
+    gone = accused if uses_ring else accuser + 1
+    assert [place[0] for place in bench.places] == [n + 10 if n == gone else n for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("code", REPORTS)
+def test_a_shard_that_says_of_one_neighbour_after_another_that_it_is_gone_goes_itself(code: str) -> None:
+    bench = decoded(2, spares=MANY_SPARES)
+    bench.fault(1, code, 1)
+    assert [place[0] for place in bench.places] == [11, 2, 3]
+    bench.answer_all()
+    bench.fault(1, code, 3)
+    assert [place[0] for place in bench.places] == [11, 12, 13]
+    bench.answer_all()
+    bench.result(7, 42)
+    assert bench.frames[-1] == TokenDelta(42, 7)
+
+
+def test_a_shard_whose_neighbours_are_lost_one_after_another_stays_where_the_head_finds_them_lost_too() -> None:
+    bench = decoded(2, spares=MANY_SPARES)
+    for lost in (3, 13, 23):
+        assert bench.places[2][0] == lost
+        bench.fault(1, "shard_unavailable", lost)
+        bench.answer_all()
+        bench.lose(lost)  # a little later
+    assert [place[0] for place in bench.places] == [1, 2, 33]
+
+
+def test_a_shard_that_nobody_can_stand_in_for_stays_however_unlucky_it_is() -> None:
+    bench = decoded(2, spares=((11, 0, 2), (21, 0, 2), (13, 6, 7)))
+    bench.fault(1, "shard_unavailable", 1)
+    bench.answer_all()
+    bench.fault(1, "shard_unavailable", 3)
+    assert [place[0] for place in bench.places] == [11, 2, 13]
+    assert bench.generation.phase is Phase.FORMING
+
+
+def test_who_reports_a_loss_that_is_known_is_not_doubted_for_it() -> None:
+    bench = decoded(2, spares=((12, 3, 5), (11, 0, 2)))
+    bench.lose(3)
+    assert bench.generation.phase is Phase.WAITING
+    bench.fault(1, "shard_unavailable", 3)  # of the same epoch still
+    bench.unreachable.clear()
+    bench.generation.on_returned(node(3), 0.0)
+    bench.fault(1, "shard_unavailable", 1)  # its first
+    assert [place[0] for place in bench.places] == [11, 2, 3]
 
 
 def test_rubbish_without_a_spare_ends_it_after_the_wait_and_the_sender_is_not_taken_back() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from potluck.core.sampling_params import SamplingParams
 from potluck.orchestrator.journal import Journal
 from potluck.orchestrator.pipeline import Pipeline
+from potluck.orchestrator.recovery import HeadStage
 from potluck.orchestrator.repair import NOTHING, Deed, Repair
 from potluck.orchestrator.request import GenerationRequest, GenerationSettings
 from potluck.planner.cover import Placed
@@ -91,16 +92,50 @@ def test_a_liar_is_not_asked_again_even_where_nobody_else_is_left() -> None:
     assert shop.counters["shard_corruption"] == 1
 
 
+def replaying(shop: Shop) -> HeadStage:
+    """The first stage, in an epoch in which it has to feed the second what it had sent before."""
+    first, _, last = shop.pipeline.stages
+    first.is_empty = last.is_empty = False
+    shop.pipeline.form(3, Journal(REQUEST).sampler())
+    assert shop.pipeline.settle() is not None
+    return first
+
+
 def test_a_dropped_outbox_empties_what_follows_and_loses_nobody() -> None:
     shop = Shop()
-    for stage in shop.pipeline.stages:
-        stage.is_empty = False
-    first = shop.pipeline.stages[0]
+    first = replaying(shop)
     fault = Fault(first.session, 0, "outbox_dropped", "gone", first.placed.node)
     assert shop.repair.on_fault(first, fault, 1.0, 2.0, is_running=False) is NOTHING
     assert shop.repair.on_fault(first, fault, 1.0, 2.0, is_running=True).deed is Deed.FORM
     assert [stage.is_empty for stage in shop.pipeline.stages] == [False, True, False]
     assert shop.repair.troubles.current is None
+
+
+def test_who_was_not_asked_for_its_outbox_cannot_start_an_epoch_by_saying_that_it_is_gone() -> None:
+    shop = Shop()
+    replaying(shop)
+    first, second, last = shop.pipeline.stages
+    for stage in (second, last):
+        fault = Fault(stage.session, 0, "outbox_dropped", "gone", stage.placed.node)
+        assert shop.repair.on_fault(stage, fault, 1.0, 2.0, is_running=True) is NOTHING
+        assert stage.has_outbox
+    assert shop.counters["unexpected_message"] == 2
+    assert not any(stage.is_lost or stage.is_empty for stage in (first, second, last))
+
+
+def test_who_says_twice_without_a_token_in_between_that_its_outbox_is_gone_is_lost() -> None:
+    shop = Shop(n0=9)
+    first = replaying(shop)
+    fault = Fault(first.session, 0, "outbox_dropped", "gone", first.placed.node)
+    for _ in range(3):  # tokens come in between: it was unlucky
+        assert shop.repair.on_fault(first, fault, 1.0, 2.0, is_running=True).deed is Deed.FORM
+        assert not first.is_lost
+        shop.repair.troubles.over()
+    assert shop.repair.on_fault(first, fault, 1.0, 2.0, is_running=True).deed is Deed.FORM
+    decision = shop.repair.on_fault(first, fault, 1.0, 2.0, is_running=True)
+    assert decision.deed is Deed.FORM
+    assert [frame.code for frame in decision.frames] == ["outbox_dropped"]
+    assert [each.node[0] for each in shop.pipeline.placed] == [9, 2, 3]
 
 
 def test_an_epoch_is_formed_answered_and_settled() -> None:

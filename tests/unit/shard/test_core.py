@@ -166,6 +166,27 @@ def test_an_open_that_comes_after_its_close_does_not_bring_the_session_back() ->
     assert (bench.sent, bench.work, bench.core.session_count) == ([], [], 0)
 
 
+def test_an_open_that_is_overtaken_by_its_close_is_not_taken() -> None:
+    bench = CoreBench(MIDDLE)
+    bench.tell(HEAD, Close(S))
+    bench.tell(HEAD, opening(MIDDLE))
+    assert (bench.sent, bench.work, bench.core.session_count) == ([], [], 0)
+
+
+def test_nobody_can_close_what_another_head_has_yet_to_open() -> None:
+    bench = CoreBench(MIDDLE)
+    bench.tell(STRANGER, Close(S))  # a neighbour, perhaps, who knows the session's name from its own opening
+    bench.open()
+    assert bench.core.has_session(S)
+
+
+def test_a_flood_of_closes_is_not_remembered_for_ever() -> None:
+    bench = CoreBench(MIDDLE)
+    for number in range(1500):
+        bench.tell(HEAD, Close(session_id(number)))
+    assert len(bench.core._life.closed_early) <= 1024
+
+
 def test_a_late_copy_of_a_refused_open_is_not_taken_when_there_is_room_again() -> None:
     bench = CoreBench(MIDDLE, max_concurrent_streams=1)
     bench.open(1)
@@ -200,6 +221,52 @@ def test_closed_before_the_worker_has_answered_nothing_is_said_and_nothing_left(
     assert bench.orders == [CloseSession(S)]
     assert bench.hear(SessionOpened(S)) == []
     assert bench.core.session_count == 0
+
+
+def opened_and_closed(bench: CoreBench, numbers: range) -> int:
+    """How many openings the worker is given where a head takes each back at once."""
+    given = 0
+    for number in numbers:
+        bench.tell(HEAD, opening(MIDDLE, number))
+        given += sum(isinstance(order, OpenSession) for order in bench.orders)
+        bench.tell(HEAD, Close(session_id(number)))
+    return given
+
+
+def test_opening_and_closing_at_once_piles_up_no_more_work_than_there_are_streams() -> None:
+    bench = CoreBench(MIDDLE, max_concurrent_streams=4)
+    bench.open(1, OTHER_HEAD)
+    assert opened_and_closed(bench, range(2, 2000)) == 3
+    assert bench.core.is_working
+    bench.tell(HEAD, opening(MIDDLE, 2))  # by now forgotten among the closed, and still with the worker
+    assert (bench.sent, bench.work) == ([], [])
+    bench.hear(SessionOpened(session_id(2)))
+    bench.hear(SessionRefused(session_id(3), "bad_grammar", "no"))
+    assert opened_and_closed(bench, range(3000, 3010)) == 2  # as many as it has dealt with
+    assert bench.core.session_count == 1
+
+
+@pytest.mark.parametrize("end", ["worker", "eviction"])
+def test_what_a_worker_that_is_gone_has_not_answered_takes_no_stream(end: str) -> None:
+    bench = CoreBench(MIDDLE, max_concurrent_streams=2)
+    assert opened_and_closed(bench, range(1, 5)) == 2
+    if end == "worker":
+        bench.lose_worker()
+    else:
+        bench.core.evict()
+    bench.tell(HEAD, opening(MIDDLE, 6))
+    bench.hear(Loaded(MIDDLE, 0, 0, 1))
+    assert [type(order) for order in bench.orders] == [OpenSession]
+
+
+def test_what_was_closed_while_the_shard_was_being_loaded_takes_no_stream() -> None:
+    bench = CoreBench(MIDDLE, is_loaded=False, max_concurrent_streams=1)
+    for number in range(1, 5):
+        bench.tell(HEAD, opening(MIDDLE, number))
+        bench.tell(HEAD, Close(session_id(number)))
+    bench.tell(HEAD, opening(MIDDLE, 6))
+    bench.hear(Loaded(MIDDLE, 0, 0, 1))
+    assert [order.session for order in bench.orders if isinstance(order, OpenSession)] == [session_id(6)]
 
 
 # ---------------------------------------------------------------- steps
@@ -558,6 +625,21 @@ def test_rewire_cuts_back_and_answers_with_what_is_kept() -> None:
     assert bench.core.outbox_bytes == 6 * ROW_BYTES
 
 
+def test_the_worker_learns_the_sampler_of_the_last_rewire_with_the_next_step() -> None:
+    """Making one may take long (a grammar), and a rewire has no answer: a head that sends many must not keep the worker busy."""
+    bench = CoreBench(LAST)
+    bench.open()
+    bench.run(0, 4)
+    for epoch in range(1, 50):
+        bench.tell(HEAD, rewire(epoch, 3, wiring_of(LAST), sampler_of(limit=100 + epoch)))
+        assert bench.orders == [TruncateSession(S, 3, None)]
+    bench.step(3, epoch=49)
+    assert bench.orders == [TruncateSession(S, 3, sampler_of(limit=149)), bench.batch]
+    bench.done(bench.batch)
+    bench.step(4, epoch=49)
+    assert bench.orders == [bench.batch]
+
+
 def test_rewire_says_how_little_it_has() -> None:
     bench = CoreBench(MIDDLE)
     bench.open()
@@ -898,6 +980,72 @@ def test_evicted_while_something_was_computed_for_nobody_it_still_runs_after_loa
     bench.hear(SessionOpened(session_id(2)))
     bench.step(0, session=2)
     assert len(bench.batch.items) == 1
+
+
+# ---------------------------------------------------------------- sessions of which nothing is heard
+
+
+def silent_at(bench: CoreBench, now_s: float) -> list[SendTo]:
+    bench.core.give_up_silent(now_s)
+    bench.take()
+    return bench.sent
+
+
+def test_a_session_of_which_nothing_is_heard_gives_its_stream_back_and_its_head_is_told() -> None:
+    bench = CoreBench(MIDDLE, silent_session_s=300.0, max_concurrent_streams=1)
+    bench.now_s = 10.0
+    bench.open()
+    assert silent_at(bench, 309.0) == []
+    [told] = silent_at(bench, 310.0)
+    assert told.node == HEAD
+    assert isinstance(told.message, Fault)
+    assert (told.message.session, told.message.code, told.message.culprit) == (S, "shard_unavailable", SHARD)
+    assert bench.orders == [CloseSession(S)]
+    assert (bench.core.session_count, bench.core.outbox_bytes) == (0, 0)
+    bench.tell(OTHER_HEAD, opening(MIDDLE, 2))
+    assert [type(order) for order in bench.orders] == [OpenSession]
+
+
+@pytest.mark.parametrize(
+    "message", [Probe(S, 0), Credit(S, 0, 1), Truncate(S, 0, 0), rewire(1, 0, wiring_of(LAST)), Replay(S, 0, 0, 0)]
+)
+def test_whatever_its_head_says_keeps_a_session(message: Message) -> None:
+    bench = CoreBench(LAST, silent_session_s=300.0)
+    bench.open()
+    bench.now_s = 200.0
+    bench.tell(HEAD, message)
+    assert silent_at(bench, 499.0) == []
+    assert len(silent_at(bench, 500.0)) == 1
+
+
+def test_steps_keep_a_session_and_what_others_say_does_not() -> None:
+    bench = CoreBench(MIDDLE, silent_session_s=300.0)
+    bench.open()
+    bench.now_s = 200.0
+    bench.run(0)
+    assert silent_at(bench, 499.0) == []
+    bench.now_s = 400.0
+    bench.tell(STRANGER, Probe(S, 1))
+    bench.tell(STRANGER, Credit(S, 0, 1))
+    bench.step(1, epoch=7)
+    assert len(silent_at(bench, 500.0)) == 1
+
+
+def test_a_session_that_waits_for_the_worker_is_not_silent_however_long_that_takes() -> None:
+    bench = CoreBench(MIDDLE, is_loaded=False, silent_session_s=300.0)
+    bench.tell(HEAD, opening(MIDDLE))
+    assert silent_at(bench, 1000.0) == []  # weights are being read
+    bench.now_s = 1000.0
+    bench.hear(Loaded(MIDDLE, 0, 0, 1))
+    bench.hear(SessionOpened(S))
+    assert silent_at(bench, 1001.0) == []
+    bench.step(0, 4)
+    batch = bench.batch
+    bench.step(4, 4)
+    assert silent_at(bench, 2000.0) == []
+    bench.now_s = 2000.0
+    bench.done(batch)
+    assert silent_at(bench, 2001.0) == []
 
 
 # ---------------------------------------------------------------- probes
