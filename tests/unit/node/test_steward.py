@@ -1,7 +1,6 @@
 """The steward's rounds: what it survives, what it gives up, how several models share a machine. No sockets, no workers."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,112 +9,19 @@ import msgspec
 import pytest
 
 from potluck.core.device_facts import DeviceFacts
-from potluck.node import duty as duty_module
 from potluck.node import steward as steward_module
-from potluck.node.duty import ModelDuty
-from potluck.node.own_statement import OwnStatement, StewardSettings
+from potluck.node.own_statement import OwnStatement
 from potluck.node.placement import node_offers
 from potluck.node.serving import ServingSettings
-from potluck.node.steward import Steward
-from potluck.planner.costs import ModelCosts
 from potluck.planner.hysteresis import Hysteresis
 from potluck.swarm.adverts import MAX_SPEEDS, Advert, LinkFigures, sign_advert
 from potluck.swarm.upkeep import ShardPhase
-from potluck.swarm.view import Seen, View
-from potluck.trust.records import ServedModel
-from potluck.weights.store import ModelStore
-from potluck.wire.messages import ShardInfo, Stage
+from potluck.wire.messages import Stage
 from tests.support.damage import DAMAGES
 from tests.support.link_ends import run_test
 from tests.support.partial_models import whole_tiny
+from tests.support.stewards import GIB, FakeServer, Roster, duty_of, make, record, turns, view
 from tests.support.swarm_records import KEYS, WEIGHTS, advert, shard
-
-OWN = KEYS[0].node_id
-GIB = 1 << 30
-
-
-def record(name: str = "model", weights: str = WEIGHTS, **fields: Any) -> ServedModel:
-    return ServedModel(bytes(16), name, 1, weights, **fields)
-
-
-class Roster:
-    """Everybody may serve; the models are what a test says."""
-
-    def __init__(self, *models: ServedModel) -> None:
-        self.served = models
-        self.problem: Exception | None = None
-
-    def is_expelled(self, node: bytes) -> bool:
-        return False
-
-    def models(self) -> tuple[ServedModel, ...]:
-        if self.problem is not None:
-            problem, self.problem = self.problem, None
-            raise problem
-        return self.served
-
-    def may_serve(self, node: bytes) -> bool:
-        return True
-
-
-class FakeNode:
-    """What a steward needs of its node; shards that are removed are counted."""
-
-    def __init__(self) -> None:
-        self.id = OWN
-        self.removed: list[object] = []
-        self.weights = SimpleNamespace(offer=lambda offered: None)
-        self.orchestrator = SimpleNamespace()
-
-    async def remove_shard(self, server: object) -> None:
-        self.removed.append(server)
-
-
-def make(folder: Path, roster: Roster, published: list[Advert]) -> tuple[Steward, FakeNode]:
-    node = FakeNode()
-    settings = StewardSettings(memory_total_bytes=4 * GIB, memory_budget_bytes=2 * GIB, bytes_per_s=8e9)
-    made = Steward(
-        node, ModelStore(folder / "models"), settings, lambda: roster, published.append, lambda: ()  # type: ignore[arg-type]
-    )  # fmt: skip
-    return made, node
-
-
-def view(*adverts: Advert) -> View:
-    nodes = {each.node: Seen(each, 0.0, 120.0, each.node == OWN, is_connected=True) for each in adverts}
-    return View(OWN, 0.0, 1, nodes)
-
-
-def duty_of(monkeypatch: pytest.MonkeyPatch, word: ServedModel, layer_bytes: int = 1000) -> ModelDuty:
-    def costs(_: object, said: ServedModel) -> ModelCosts:
-        return ModelCosts(
-            model=said.subject, weights_sha256=said.weights_sha256, layer_bytes=(layer_bytes,) * 8, embedding_bytes=100,
-            output_bytes=100, kv_bytes_per_token=1, context_tokens=said.context_tokens, streams=said.streams,
-        )  # fmt: skip
-
-    monkeypatch.setattr(duty_module, "model_costs", costs)
-    return ModelDuty(word, None)  # type: ignore[arg-type]
-
-
-class FakeServer:
-    """A shard that is served, without a worker."""
-
-    def __init__(self, stage: Stage, sessions: int) -> None:
-        self.settings = SimpleNamespace(stage=stage)
-        self.core = SimpleNamespace(session_count=sessions, is_draining=False)
-        self.supervisor = SimpleNamespace(needs_attention=False)
-        self.shard_id = "model:0-7"
-        self.step_us = 0
-
-    def info(self) -> ShardInfo:
-        return msgspec.structs.replace(shard(), stage=self.settings.stage, step_us=self.step_us)
-
-
-async def turns(is_done: Callable[[], bool]) -> None:
-    for _ in range(10_000):
-        if is_done():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("nothing came of it")
 
 
 def test_a_round_that_fails_is_not_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
