@@ -40,7 +40,6 @@ ROUND_S = 1.0
 _REPLAN_S = 5.0  # of a swarm that serves everything; where layers lack a holder nobody waits
 _TELL_IMPOSSIBLE_S = 5.0
 _KEEP_WITHIN = 0.3  # what is held stays unless a plan is better by so much: measured figures are no better than that
-_WELL_AFTER_S = 60.0
 _LEAVE_LOOK_S = 0.1
 
 
@@ -241,8 +240,7 @@ class Steward:
                 del duty.shards[server]
                 self._own(self._node.remove_shard(server))
                 self._failed(duty, f"the worker of {server.shard_id} keeps dying; is there enough memory?")
-        if duty.shards and self._loop.time() >= duty.well_at_s:
-            duty.failures = 0
+        duty.forget_failures(self._loop.time())
 
     def _taken_bytes(self, duty: ModelDuty) -> Counter[bytes]:
         """What the plans of the models before this one take on each node; all nodes take the models in the same order."""
@@ -338,8 +336,7 @@ class Steward:
             duty.shards[server] = ShardPhase.LOADING
             self.on_changed()
             await started(server)
-            duty.shards[server] = ShardPhase.SERVING
-            duty.well_at_s = self._loop.time() + _WELL_AFTER_S
+            duty.serves(server, self._loop.time())
             self._say(f"serving {server.shard_id}")
         except (PotluckError, OSError) as error:
             self._failed(duty, str(error))
