@@ -15,6 +15,7 @@ from potluck.swarm.adverts import (
     MAX_HELD,
     MAX_SHARDS,
     MAX_SPEEDS,
+    MAX_UNWELL,
     Advert,
     HeldWeights,
     LayerSpeed,
@@ -70,7 +71,7 @@ class OwnStatement:
 
     def advert(self, duties: Sequence[ModelDuty], held: Sequence[HeldWeights], may_serve: bool, now_s: float) -> Advert:
         settings, duties = self._settings, duties[:MAX_SPEEDS]
-        is_unwell = any(duty.is_unwell(now_s) for duty in duties)
+        unwell = [duty.costs.weights_sha256 for duty in duties if duty.is_unwell(now_s)]
         return Advert(
             node=self._node, lifetime_s=settings.lifetime_s, name=settings.name, software=__version__,
             arithmetic=ARITHMETIC_VERSION, addresses=self.addresses, shards=tuple(_offered_shards(duties)[:MAX_SHARDS]),
@@ -79,9 +80,9 @@ class OwnStatement:
             device=settings.serving.device, device_name="" if settings.device is None else settings.device.name,
             speeds=tuple(LayerSpeed(duty.costs.weights_sha256, self._layer_us(duty, now_s)) for duty in duties),
             threads=settings.serving.threads, links=self._steady_links(now_s), is_draining=self.is_leaving,
-            allows_serving=settings.is_serving and not is_unwell and may_serve,
+            allows_serving=settings.is_serving and may_serve,
             pinned=(settings.pinned.start, settings.pinned.stop) if settings.pinned is not None else None,
-            max_layers=settings.max_layers, intended=tuple(_intended(duties)),
+            max_layers=settings.max_layers, intended=tuple(_intended(duties)), unwell=tuple(unwell[:MAX_UNWELL]),
         )  # fmt: skip
 
     def _layer_us(self, duty: ModelDuty, now_s: float) -> int:

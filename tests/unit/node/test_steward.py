@@ -103,18 +103,16 @@ def test_a_changed_record_of_a_model_changes_what_it_costs(monkeypatch: pytest.M
     assert duty.costs.context_tokens == 200
 
 
-def test_a_node_that_failed_twice_is_not_planned_with_until_it_tries_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_that_failed_twice_says_so_until_it_tries_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         steward, _ = make(tmp_path, Roster(record()), [])
         duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record())
         steward._failed(duty, "the disk is full")
-        assert steward._own_advert().allows_serving, "once is no rule"
+        assert steward._own_advert().unwell == (), "once is no rule"
         steward._failed(duty, "the disk is full")
-        assert not steward._own_advert().allows_serving
+        assert steward._own_advert().unwell == (WEIGHTS,)
         duty.retry_at_s = 0.0
-        assert steward._own_advert().allows_serving
+        assert steward._own_advert().unwell == ()
 
     run_test(main())
 
@@ -260,7 +258,7 @@ def test_a_shard_whose_worker_keeps_dying_is_given_up_and_its_failures_are_not_f
             steward._look_after_workers(duty)
             assert (duty.shards, duty.failures) == ({}, failures)
             server.supervisor.needs_attention = False
-        assert not steward._own_advert().allows_serving
+        assert steward._own_advert().unwell == (WEIGHTS,)
         await turns(lambda: node.removed == [server, server])
         duty.shards[server], duty.well_at_s = ShardPhase.SERVING, 0.0
         steward._look_after_workers(duty)

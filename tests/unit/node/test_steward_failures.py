@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from potluck.node.placement import node_offers
+from potluck.swarm.adverts import MAX_SPEEDS, MAX_UNWELL, read_advert, sign_advert
 from potluck.swarm.upkeep import ShardPhase
 from potluck.wire.messages import Stage
 from tests.support.link_ends import run_test
-from tests.support.stewards import FakeServer, Roster, duty_of, make, record
-from tests.support.swarm_records import WEIGHTS
+from tests.support.stewards import FakeServer, Roster, duty_of, make, record, view
+from tests.support.swarm_records import KEYS, WEIGHTS
 
 
 @pytest.mark.parametrize("has_old_range", [False, True])
@@ -60,5 +62,40 @@ def test_failures_are_forgotten_when_something_has_been_served_for_long(
         for clock[0], failures in ((2001.0, 1), (2059.0, 1), (2060.0, 0)):
             steward._look_after_workers(duty)
             assert duty.failures == failures
+
+    run_test(main())
+
+
+def test_a_model_that_fails_on_a_machine_takes_no_other_model_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        words = (record("well", "a" * 64), record("sick", "b" * 64))
+        steward, _ = make(tmp_path, Roster(*words), [])
+        well, sick = (duty_of(monkeypatch, word) for word in words)
+        steward.duties = {duty.costs.weights_sha256: duty for duty in (well, sick)}
+        for _ in range(2):
+            steward._failed(sick, "the disk is full")
+        here = view(steward._own_advert())
+        assert [offer.node for offer in node_offers(here, well.costs, lambda node: True)] == [KEYS[0].node_id]
+        assert node_offers(here, sick.costs, lambda node: True) == []
+        sick.retry_at_s = 0.0
+        assert node_offers(view(steward._own_advert()), sick.costs, lambda node: True)
+
+    run_test(main())
+
+
+def test_of_many_models_that_fail_so_many_are_told_as_an_advert_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        steward, _ = make(tmp_path, Roster(), [])
+        for number in range(MAX_SPEEDS):
+            duty = duty_of(monkeypatch, record(f"m{number}", f"{number:064x}"))
+            steward.duties[duty.costs.weights_sha256] = duty
+            duty.failures, duty.retry_at_s = 2, float("inf")
+        told = steward._own_advert()
+        assert len(told.unwell) == MAX_UNWELL
+        assert read_advert(sign_advert(KEYS[0], told)).advert == told
 
     run_test(main())
