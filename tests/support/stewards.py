@@ -90,15 +90,18 @@ def duty_of(monkeypatch: pytest.MonkeyPatch, word: ServedModel, layer_bytes: int
 class FakeServer:
     """A shard that is served, without a worker."""
 
-    def __init__(self, stage: Stage, sessions: int) -> None:
+    def __init__(self, stage: Stage, sessions: int, is_loaded: bool = True) -> None:
         self.settings = SimpleNamespace(stage=stage)
         self.core = SimpleNamespace(session_count=sessions, is_draining=False)
         self.supervisor = SimpleNamespace(needs_attention=False)
         self.shard_id = "model:0-7"
         self.step_us = 0
+        self.is_loaded = is_loaded
 
     def info(self) -> ShardInfo:
-        return msgspec.structs.replace(shard(), stage=self.settings.stage, step_us=self.step_us)
+        return msgspec.structs.replace(
+            shard(), stage=self.settings.stage, step_us=self.step_us, is_loaded=self.is_loaded
+        )
 
 
 async def turns(is_done: Callable[[], bool]) -> None:

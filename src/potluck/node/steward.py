@@ -263,12 +263,11 @@ class Steward:
             self._carry_out(duty, action, view)
 
     def _planned_stages(self, duty: ModelDuty, view: View) -> list[Stage]:
-        """What others serve now and are to keep; what they are about to give up as well does not count."""
+        """What others serve now, awake or asleep, and are to keep; what they are about to give up as well does not count."""
         return [
             holder.shard.stage
             for holder in view.holders(duty.costs.model, duty.costs.weights_sha256)
             if holder.node != self._node.id
-            and holder.shard.is_loaded
             and not view.nodes[holder.node].advert.is_draining
             and (duty.plan is None or duty.plan.stage_of(holder.node) == holder.shard.stage)
         ]

@@ -77,6 +77,51 @@ def test_nobody_drains_for_the_sake_of_one_who_leaves_as_well(tmp_path: Path, mo
     run_test(main())
 
 
+def test_a_shard_that_sleeps_is_held_and_one_that_is_being_loaded_or_keeps_dying_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a swarm that nobody asks all shards sleep after a while; whoever leaves it has layers to hand over all the same."""
+
+    async def main() -> None:
+        steward, _ = make(tmp_path, Roster(record()), [])
+        duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record())
+        other, whole = OwnStatement(KEYS[1].node_id, steward.settings, lambda: ()), Stage(0, 8, True, True)
+        theirs, server = duty_of(monkeypatch, record()), FakeServer(whole, sessions=0, is_loaded=False)
+
+        def held() -> list[Stage]:
+            return steward._planned_stages(duty, view(other.advert([theirs], [], True, 0.0)))
+
+        theirs.shards = {server: ShardPhase.LOADING}  # type: ignore[dict-item]
+        assert held() == []
+        theirs.shards = {server: ShardPhase.SERVING}  # type: ignore[dict-item]
+        assert held() == [whole]
+        server.supervisor.needs_attention = True
+        steward._look_after_workers(theirs)
+        assert held() == []
+
+    run_test(main())
+
+
+def test_who_leaves_an_idle_swarm_goes_as_soon_as_somebody_holds_its_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        steward, node = make(tmp_path, Roster(record()), [])
+        duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record(context_tokens=1))
+        server: Any = FakeServer(Stage(0, 8, True, True), sessions=0, is_loaded=False)
+        duty.serves(server, 0.0)
+        asleep = msgspec.structs.replace(shard(0, 8), is_loaded=False)
+        other = advert(KEYS[1], shards=(asleep,), allows_serving=True, memory_budget_bytes=GIB)
+        steward.on_view(view(advert(KEYS[0], is_draining=True), other))
+        steward.statement.is_leaving = True
+        for _ in range(2):
+            await steward._round()
+        assert duty.shards == {}
+        await turns(lambda: node.removed == [server])
+
+    run_test(main())
+
+
 def test_what_one_model_takes_of_a_machine_another_does_not_get(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
