@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from potluck.core.errors import PotluckError
 from potluck.node import duty as duty_module
 from potluck.node.duty import ModelDuty
 from potluck.node.own_statement import StewardSettings
@@ -94,13 +95,15 @@ class FakeServer:
         self.settings = SimpleNamespace(stage=stage)
         self.core = SimpleNamespace(session_count=sessions, is_draining=False)
         self.supervisor = SimpleNamespace(needs_attention=False)
+        self.load_failure: PotluckError | None = None
         self.shard_id = "model:0-7"
         self.step_us = 0
         self.is_loaded = is_loaded
+        self.vram_mb = 0
 
     def info(self) -> ShardInfo:
         return msgspec.structs.replace(
-            shard(), stage=self.settings.stage, step_us=self.step_us, is_loaded=self.is_loaded
+            shard(), stage=self.settings.stage, step_us=self.step_us, is_loaded=self.is_loaded, vram_mb=self.vram_mb
         )
 
 

@@ -20,7 +20,7 @@ from potluck.node.known_models import KnownModels, weight_sources
 from potluck.node.node import Node
 from potluck.node.own_statement import OwnStatement, StewardSettings
 from potluck.node.placement import covers, is_covered, kv_budget_bytes, links_of, node_offers
-from potluck.node.serving import ServingSettings, serve, started
+from potluck.node.serving import ServingSettings, serve, started, trouble_of
 from potluck.node.weight_fetch import WeightFetch, WeightSource
 from potluck.planner.hysteresis import Hysteresis
 from potluck.planner.placement import plan
@@ -234,12 +234,12 @@ class Steward:
             )
 
     def _look_after_workers(self, duty: ModelDuty) -> None:
-        """A shard whose worker dies again and again serves nobody: it is given up, and others had better hold its layers."""
+        """A shard that can serve nobody is given up, and tried anew; if that fails too, others had better hold its layers."""
         for server in [server for server, phase in duty.shards.items() if phase is not ShardPhase.LOADING]:
-            if server.supervisor.needs_attention:
+            if (trouble := trouble_of(server)) is not None:
                 del duty.shards[server]
-                self._own(self._node.remove_shard(server))
-                self._failed(duty, f"the worker of {server.shard_id} keeps dying; is there enough memory?")
+                self._own(self._discard(server, trouble))
+                self._failed(duty, str(trouble))
         duty.forget_failures(self._loop.time())
 
     def _taken_bytes(self, duty: ModelDuty) -> Counter[bytes]:
@@ -339,11 +339,9 @@ class Steward:
             self._say(f"serving {server.shard_id}")
         except (PotluckError, OSError) as error:
             self._failed(duty, str(error))
-            if isinstance(error, OutOfDeviceMemory):
-                await self._measure_again()
             if server is not None:
                 duty.shards.pop(server, None)
-                await self._node.remove_shard(server)
+                await self._discard(server, error)
         finally:
             duty.is_loading = False
             self._wake.set()
@@ -354,6 +352,11 @@ class Steward:
         budget = kv_budget_bytes(duty.costs, stage, self.statement.budget_bytes)
         return msgspec.structs.replace(self.settings.serving, kv_budget_bytes=budget)
 
+    async def _discard(self, server: ShardServer, trouble: Exception) -> None:
+        await self._node.remove_shard(server)
+        if isinstance(trouble, OutOfDeviceMemory):
+            await self._measure_again()
+
     async def _measure_again(self) -> None:
         """Somebody else uses the device too: what is left of it goes into the next advert, and into everybody's plans."""
         try:
@@ -361,7 +364,10 @@ class Steward:
         except PotluckError as error:
             self._say(f"the device cannot be measured: {error}")
             return
-        held_mb = sum(server.info().vram_mb for duty in self.duties.values() for server in duty.shards)
+        shards = [each for duty in self.duties.values() for each in duty.shards.items()]
+        held_mb = sum(
+            server.info().vram_mb for server, phase in shards if phase is ShardPhase.LOADING or server.info().is_loaded
+        )  # one that sleeps holds nothing
         self.statement.available_bytes = facts.free_bytes
         self.statement.budget_bytes = facts.budget_bytes(self.settings.memory_budget_bytes, held_mb * 1_000_000)
 

@@ -1,17 +1,26 @@
 """What a steward makes of layers that cannot be loaded: it tries ever more rarely, and others get them."""
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from potluck.core.device_facts import DeviceFacts
+from potluck.core.errors import OutOfDeviceMemory, PotluckError, ShardUnavailable
+from potluck.node import steward as steward_module
+from potluck.node.own_statement import OwnStatement
 from potluck.node.placement import node_offers
+from potluck.node.serving import ServingSettings
+from potluck.node.steward import Steward
 from potluck.swarm.adverts import MAX_SPEEDS, MAX_UNWELL, read_advert, sign_advert
 from potluck.swarm.upkeep import ShardPhase
 from potluck.wire.messages import Stage
 from tests.support.link_ends import run_test
-from tests.support.stewards import FakeServer, Roster, duty_of, make, record, view
+from tests.support.partial_models import whole_tiny
+from tests.support.stewards import GIB, FakeServer, Roster, duty_of, make, record, turns, view
 from tests.support.swarm_records import KEYS, WEIGHTS
 
 
@@ -99,3 +108,67 @@ def test_of_many_models_that_fail_so_many_are_told_as_an_advert_may_have(
         assert read_advert(sign_advert(KEYS[0], told)).advert == told
 
     run_test(main())
+
+
+@pytest.mark.parametrize("failure", [ShardUnavailable("the file is gone"), OutOfDeviceMemory("others took it")])
+def test_a_shard_that_cannot_be_loaded_again_after_it_slept_is_offered_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: PotluckError
+) -> None:
+    async def main() -> None:
+        steward, node = make(tmp_path, Roster(record()), [])
+        duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record())
+        measured, said = list[str](), list[str]()
+        steward.measure_device = lambda device: measured.append(device) or facts(3 * GIB)  # type: ignore[func-returns-value]
+        monkeypatch.setattr(steward, "_say", said.append)
+        server: Any = FakeServer(Stage(0, 8, True, True), sessions=0, is_loaded=False)
+        duty.serves(server, 0.0)
+        steward._look_after_workers(duty)
+        assert steward._own_advert().shards, "it sleeps, and loads at the next question"
+        server.load_failure = failure
+        steward._look_after_workers(duty)
+        assert (steward._own_advert().shards, duty.failures, duty.problem) == ((), 1, str(failure))
+        assert [str(failure) in line for line in said] == [True]
+        await turns(lambda: node.removed == [server])
+        await asyncio.gather(*steward._tasks)
+        assert bool(measured) == isinstance(failure, OutOfDeviceMemory)
+
+    run_test(main())
+
+
+def facts(free_bytes: int) -> DeviceFacts:
+    return DeviceFacts("cuda", "a GPU", 8 * GIB, free_bytes, 1e12)
+
+
+def on_a_gpu(steward: Steward) -> None:
+    serving = ServingSettings(device="cuda")
+    settings = msgspec.structs.replace(
+        steward.settings, device=facts(8 * GIB), serving=serving, memory_budget_bytes=8 * GIB
+    )
+    steward.settings, steward.statement = settings, OwnStatement(steward._node.id, settings, lambda: ())
+    steward.measure_device = lambda device: facts(3 * GIB)
+
+
+def test_what_did_not_fit_on_a_device_and_what_sleeps_is_not_counted_as_memory_of_ours_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        word = record("tiny", whole_tiny(tmp_path).entry.weights_sha256)
+        steward, node = make(tmp_path, Roster(word), [])
+        on_a_gpu(steward)
+        await steward._known.look(steward._served())
+        duty = steward.duties[word.weights_sha256] = duty_of(monkeypatch, word)
+        awake, asleep = (FakeServer(Stage(0, 1, True, False), 0, is_loaded) for is_loaded in (True, False))
+        new: Any = FakeServer(Stage(1, 2, False, True), sessions=0, is_loaded=False)
+        awake.vram_mb = asleep.vram_mb = new.vram_mb = 1000
+        duty.shards = {awake: ShardPhase.SERVING, asleep: ShardPhase.SERVING}  # type: ignore[dict-item]
+        monkeypatch.setattr(steward_module, "serve", lambda *given: new)
+        monkeypatch.setattr(steward_module, "started", has_no_room)
+        await steward._load(duty, new.settings.stage)
+        assert node.removed == [new]
+        assert steward.statement.budget_bytes == 2 * GIB + 1_000_000_000
+
+    run_test(main())
+
+
+async def has_no_room(server: object) -> None:
+    raise OutOfDeviceMemory("there is no room")
