@@ -7,7 +7,6 @@ Every node runs one and computes the whole plan for itself; nobody is in charge.
 import asyncio
 import logging
 import math
-from collections import Counter
 from collections.abc import Callable, Coroutine
 
 import msgspec
@@ -16,6 +15,7 @@ from potluck.core.device_facts import DeviceFacts
 from potluck.core.errors import OutOfDeviceMemory, PlacementImpossible, PotluckError
 from potluck.node.device import measured_device
 from potluck.node.duty import ModelDuty
+from potluck.node.holdings import planned_stages, taken_bytes
 from potluck.node.known_models import KnownModels, weight_sources
 from potluck.node.node import Node
 from potluck.node.own_statement import OwnStatement, StewardSettings
@@ -199,7 +199,8 @@ class Steward:
     def _follow(self, duty: ModelDuty, view: View) -> None:
         self._look_after_workers(duty)
         roster = self._roster()
-        offers = node_offers(view, duty.costs, roster.may_serve, self._taken_bytes(duty))
+        taken = taken_bytes(self.duties.values(), duty, view)
+        offers = node_offers(view, duty.costs, roster.may_serve, taken)
         try:
             duty.plan = plan(duty.costs, offers, links_of(view), duty.record.objective, keep_within=_KEEP_WITHIN)
             wanted = duty.plan.stage_of(self._node.id)
@@ -242,35 +243,15 @@ class Steward:
                 self._failed(duty, str(trouble))
         duty.forget_failures(self._loop.time())
 
-    def _taken_bytes(self, duty: ModelDuty) -> Counter[bytes]:
-        """What the plans of the models before this one take on each node; all nodes take the models in the same order."""
-        taken: Counter[bytes] = Counter()
-        for other in sorted(self.duties.values(), key=lambda other: other.record.subject):
-            if other is duty:
-                break
-            if other.plan is not None and not other.is_withdrawn:
-                taken.update({node: other.costs.need_bytes(stage) for node, stage in other.plan.placement})
-        return taken
-
     def _act(self, duty: ModelDuty, view: View) -> None:
         held = [Held(server.settings.stage, phase, server.core.session_count) for server, phase in duty.shards.items()]
         actions = next_actions(
             duty.wanted, held, has_weights=lambda stage: self._known.has_weights(duty.costs.weights_sha256, stage),
-            is_served_elsewhere=lambda stage: duty.is_withdrawn or covers(self._planned_stages(duty, view), stage),
+            is_served_elsewhere=lambda stage: duty.is_withdrawn or covers(planned_stages(duty, view, self._node.id), stage),
             fetching=duty.fetching,
         )  # fmt: skip
         for action in actions:
             self._carry_out(duty, action, view)
-
-    def _planned_stages(self, duty: ModelDuty, view: View) -> list[Stage]:
-        """What others serve now, awake or asleep, and are to keep; what they are about to give up as well does not count."""
-        return [
-            holder.shard.stage
-            for holder in view.holders(duty.costs.model, duty.costs.weights_sha256)
-            if holder.node != self._node.id
-            and not view.nodes[holder.node].advert.is_draining
-            and (duty.plan is None or duty.plan.stage_of(holder.node) == holder.shard.stage)
-        ]
 
     def _carry_out(self, duty: ModelDuty, action: Action, view: View) -> None:
         if action.deed in (Deed.FETCH, Deed.LOAD):

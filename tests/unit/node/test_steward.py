@@ -10,6 +10,7 @@ import pytest
 
 from potluck.core.device_facts import DeviceFacts
 from potluck.node import steward as steward_module
+from potluck.node.holdings import planned_stages
 from potluck.node.own_statement import OwnStatement
 from potluck.node.placement import node_offers
 from potluck.node.serving import ServingSettings
@@ -20,7 +21,7 @@ from potluck.wire.messages import Stage
 from tests.support.damage import DAMAGES
 from tests.support.link_ends import run_test
 from tests.support.partial_models import whole_tiny
-from tests.support.stewards import GIB, FakeServer, Roster, duty_of, make, record, turns, view
+from tests.support.stewards import GIB, OWN, FakeServer, Roster, duty_of, make, record, turns, view
 from tests.support.swarm_records import KEYS, WEIGHTS, advert, shard
 
 
@@ -71,8 +72,8 @@ def test_nobody_drains_for_the_sake_of_one_who_leaves_as_well(tmp_path: Path, mo
         steward, _ = make(tmp_path, Roster(record()), [])
         duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record())
         other = advert(KEYS[1], shards=(shard(0, 8),), allows_serving=True, memory_budget_bytes=GIB)
-        assert steward._planned_stages(duty, view(other)) == [Stage(0, 8, True, True)]
-        assert steward._planned_stages(duty, view(msgspec.structs.replace(other, is_draining=True))) == []
+        assert planned_stages(duty, view(other), OWN) == [Stage(0, 8, True, True)]
+        assert planned_stages(duty, view(msgspec.structs.replace(other, is_draining=True)), OWN) == []
 
     run_test(main())
 
@@ -89,7 +90,7 @@ def test_a_shard_that_sleeps_is_held_and_one_that_is_being_loaded_or_keeps_dying
         theirs, server = duty_of(monkeypatch, record()), FakeServer(whole, sessions=0, is_loaded=False)
 
         def held() -> list[Stage]:
-            return steward._planned_stages(duty, view(other.advert([theirs], [], True, 0.0)))
+            return planned_stages(duty, view(other.advert([theirs], [], True, 0.0)), OWN)
 
         theirs.shards = {server: ShardPhase.LOADING}  # type: ignore[dict-item]
         assert held() == []
@@ -138,6 +139,48 @@ def test_what_one_model_takes_of_a_machine_another_does_not_get(
         assert first.plan is not None
         assert second.plan is None
         assert "bytes" in second.problem
+
+    run_test(main())
+
+
+def test_what_a_model_without_a_plan_holds_another_does_not_get(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        words = (record(), record("next", "b" * 64, context_tokens=1))
+        steward, _ = make(tmp_path, Roster(*words), [])
+        lacking, following = (duty_of(monkeypatch, word) for word in words)
+        steward.duties = {duty.costs.weights_sha256: duty for duty in (lacking, following)}
+        offered = advert(KEYS[0], allows_serving=True, memory_budget_bytes=12_000)
+        steward._follow(following, view(offered))
+        assert following.plan is not None
+        steward._follow(lacking, view(offered))
+        assert lacking.plan is None
+        holding = msgspec.structs.replace(offered, shards=(shard(0, 4),))
+        steward._follow(following, view(holding))
+        assert following.plan is None, "half of the other model is there still"
+
+    run_test(main())
+
+
+def test_what_is_held_of_a_withdrawn_model_is_on_offer_again_when_its_sessions_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        roster = Roster(record())
+        steward, _ = make(tmp_path, roster, [])
+        duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record())
+        server: Any = FakeServer(Stage(0, 4, True, False), sessions=1)
+        duty.serves(server, 0.0)
+        steward.on_view(view(advert(KEYS[0])))
+        assert steward._own_advert().memory_budget_bytes == 2 * GIB
+        roster.served = ()
+        await steward._round()
+        held = duty.costs.need_bytes(Stage(0, 4, True, False))
+        assert steward._own_advert().memory_budget_bytes == 2 * GIB - held
+        server.core.session_count = 0
+        await steward._round()
+        assert steward._own_advert().memory_budget_bytes == 2 * GIB
 
     run_test(main())
 
