@@ -86,9 +86,12 @@ def _own_swarm(key: "NodeKey", store: "ModelStore", options: SwarmOptions) -> "S
     if wanted is None and options.serves:
         _require_sound(store, [model.weights_sha256 for model in keeper.roster.models()])
     if wanted is not None:
-        served = {(model.subject, model.weights_sha256) for model in keeper.roster.models()}
-        if (wanted.id, wanted.weights_sha256) not in served:
+        # Of several names for the same weights the first counts: a second one would rename the model for everybody.
+        names = {model.weights_sha256: model.subject for model in reversed(keeper.roster.models())}
+        if (name := names.get(wanted.weights_sha256)) is None:
             keeper.serve_model(wanted.id, wanted.weights_sha256, streams=4)
+        elif name != wanted.id:
+            notice(f"this swarm serves {wanted.id} as {name}; ask for it by that name")
     return keeper
 
 

@@ -12,6 +12,7 @@ from potluck.wire.messages import Stage
 
 _RETRY_S = (2.0, 10.0, 30.0, 60.0)  # after a fetch or load that failed
 _UNWELL_AFTER = 2  # such failures in a row
+_WELL_AFTER_S = 60.0  # without a failure, while something is served
 
 
 class ModelDuty:
@@ -58,7 +59,19 @@ class ModelDuty:
         self.failures += 1
         self.problem = problem
         self.retry_at_s = now_s + pause_s
+        self.well_at_s = self.retry_at_s + _WELL_AFTER_S
         return pause_s
+
+    def serves(self, server: ShardServer, now_s: float) -> None:
+        """It is loaded."""
+        self.shards[server] = ShardPhase.SERVING
+        self.well_at_s = now_s + _WELL_AFTER_S
+
+    def forget_failures(self, now_s: float) -> None:
+        """Where something is served and nothing has failed for long. What is being loaded proves nothing, however long it takes."""
+        is_serving = ShardPhase.SERVING in self.shards.values()
+        if is_serving and not self.is_busy and now_s >= self.well_at_s:
+            self.failures = 0
 
     def is_unwell(self, now_s: float) -> bool:
         """It failed more than once: until it is tried again others had better plan without this node."""

@@ -15,6 +15,7 @@ from potluck.swarm.adverts import (
     MAX_HELD,
     MAX_SHARDS,
     MAX_SPEEDS,
+    MAX_UNWELL,
     Advert,
     HeldWeights,
     LayerSpeed,
@@ -70,18 +71,18 @@ class OwnStatement:
 
     def advert(self, duties: Sequence[ModelDuty], held: Sequence[HeldWeights], may_serve: bool, now_s: float) -> Advert:
         settings, duties = self._settings, duties[:MAX_SPEEDS]
-        is_unwell = any(duty.is_unwell(now_s) for duty in duties)
+        unwell = [duty.costs.weights_sha256 for duty in duties if duty.is_unwell(now_s)]
         return Advert(
             node=self._node, lifetime_s=settings.lifetime_s, name=settings.name, software=__version__,
             arithmetic=ARITHMETIC_VERSION, addresses=self.addresses, shards=tuple(_offered_shards(duties)[:MAX_SHARDS]),
             held=tuple(held[:MAX_HELD]), memory_total_bytes=settings.memory_total_bytes,
-            memory_available_bytes=self.available_bytes, memory_budget_bytes=self.budget_bytes,
+            memory_available_bytes=self.available_bytes, memory_budget_bytes=max(0, self.budget_bytes - _lingering_bytes(duties)),
             device=settings.serving.device, device_name="" if settings.device is None else settings.device.name,
             speeds=tuple(LayerSpeed(duty.costs.weights_sha256, self._layer_us(duty, now_s)) for duty in duties),
             threads=settings.serving.threads, links=self._steady_links(now_s), is_draining=self.is_leaving,
-            allows_serving=settings.is_serving and not is_unwell and may_serve,
+            allows_serving=settings.is_serving and may_serve,
             pinned=(settings.pinned.start, settings.pinned.stop) if settings.pinned is not None else None,
-            max_layers=settings.max_layers, intended=tuple(_intended(duties)),
+            max_layers=settings.max_layers, intended=tuple(_intended(duties)), unwell=tuple(unwell[:MAX_UNWELL]),
         )  # fmt: skip
 
     def _layer_us(self, duty: ModelDuty, now_s: float) -> int:
@@ -98,6 +99,12 @@ class OwnStatement:
 
 def _offered_shards(duties: Sequence[ModelDuty]) -> list[ShardInfo]:
     return [server.info() for duty in duties for server, phase in duty.shards.items() if phase is ShardPhase.SERVING]
+
+
+def _lingering_bytes(duties: Sequence[ModelDuty]) -> int:
+    """What is held of models that the swarm serves no more, until the sessions on it have ended: no plan counts it."""
+    withdrawn = [duty for duty in duties if duty.is_withdrawn]
+    return sum(duty.costs.need_bytes(server.settings.stage) for duty in withdrawn for server in duty.shards)
 
 
 def _intended(duties: Sequence[ModelDuty]) -> list[HeldWeights]:

@@ -54,13 +54,18 @@ def kv_budget_bytes(costs: ModelCosts, stage: Stage, memory_budget_bytes: int) -
 def node_offers(
     view: View, costs: ModelCosts, may_serve: Callable[[bytes], bool], taken_bytes: Mapping[bytes, int] | None = None
 ) -> list[NodeOffer]:
-    """Whoever is reachable, wants to serve and is not about to leave. `taken_bytes`: by node, what other models have there."""
+    """Whoever is reachable, wants to serve, can load this model and is not about to leave.
+
+    `taken_bytes`: by node, what other models have there.
+    """
     taken = taken_bytes or {}
     adverts = [seen.advert for seen in view.usable()]
     return [
         _offer(advert, costs, may_serve(advert.node), taken.get(advert.node, 0))
         for advert in adverts
-        if advert.allows_serving and not advert.is_draining and not advert.is_leaving
+        if advert.allows_serving
+        and costs.weights_sha256 not in advert.unwell
+        and not (advert.is_draining or advert.is_leaving)
     ]
 
 

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from potluck.core.errors import BadRequest, ModelNotFound, ShardUnavailable, WeightsMismatch, WeightsMissing
+from potluck.core.errors import (
+    BadRequest,
+    ModelNotFound,
+    PotluckError,
+    ShardUnavailable,
+    WeightsMismatch,
+    WeightsMissing,
+)
 from potluck.core.exactness import arithmetic_of
 from potluck.core.layers import LayerRange
 from potluck.core.model_facts import ModelFacts
@@ -83,11 +90,18 @@ async def started(server: ShardServer) -> None:
     starting = asyncio.get_running_loop().create_task(server.start())
     try:
         while not (await asyncio.wait({starting}, timeout=_LOAD_LOOK_S))[0]:
-            if server.supervisor.needs_attention:
-                raise ShardUnavailable(f"the worker of {server.shard_id} keeps dying; is there enough memory?")
+            if (trouble := trouble_of(server)) is not None:
+                raise trouble
         await starting
     finally:
         starting.cancel()
+
+
+def trouble_of(server: ShardServer) -> PotluckError | None:
+    """Why a shard can serve nobody: its worker keeps dying, or could not load it, be it for a session after it had slept."""
+    if server.supervisor.needs_attention:
+        return ShardUnavailable(f"the worker of {server.shard_id} keeps dying; is there enough memory?")
+    return server.load_failure
 
 
 def own_copy(store: ModelStore, name: str, weights_sha256: str) -> str:

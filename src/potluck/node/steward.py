@@ -7,7 +7,6 @@ Every node runs one and computes the whole plan for itself; nobody is in charge.
 import asyncio
 import logging
 import math
-from collections import Counter
 from collections.abc import Callable, Coroutine
 
 import msgspec
@@ -16,11 +15,12 @@ from potluck.core.device_facts import DeviceFacts
 from potluck.core.errors import OutOfDeviceMemory, PlacementImpossible, PotluckError
 from potluck.node.device import measured_device
 from potluck.node.duty import ModelDuty
+from potluck.node.holdings import planned_stages, taken_bytes
 from potluck.node.known_models import KnownModels, weight_sources
 from potluck.node.node import Node
 from potluck.node.own_statement import OwnStatement, StewardSettings
 from potluck.node.placement import covers, is_covered, kv_budget_bytes, links_of, node_offers
-from potluck.node.serving import ServingSettings, serve, started
+from potluck.node.serving import ServingSettings, serve, started, trouble_of
 from potluck.node.weight_fetch import WeightFetch, WeightSource
 from potluck.planner.hysteresis import Hysteresis
 from potluck.planner.placement import plan
@@ -40,7 +40,6 @@ ROUND_S = 1.0
 _REPLAN_S = 5.0  # of a swarm that serves everything; where layers lack a holder nobody waits
 _TELL_IMPOSSIBLE_S = 5.0
 _KEEP_WITHIN = 0.3  # what is held stays unless a plan is better by so much: measured figures are no better than that
-_WELL_AFTER_S = 60.0
 _LEAVE_LOOK_S = 0.1
 
 
@@ -200,7 +199,8 @@ class Steward:
     def _follow(self, duty: ModelDuty, view: View) -> None:
         self._look_after_workers(duty)
         roster = self._roster()
-        offers = node_offers(view, duty.costs, roster.may_serve, self._taken_bytes(duty))
+        taken = taken_bytes(self.duties.values(), duty, view)
+        offers = node_offers(view, duty.costs, roster.may_serve, taken)
         try:
             duty.plan = plan(duty.costs, offers, links_of(view), duty.record.objective, keep_within=_KEEP_WITHIN)
             wanted = duty.plan.stage_of(self._node.id)
@@ -235,45 +235,23 @@ class Steward:
             )
 
     def _look_after_workers(self, duty: ModelDuty) -> None:
-        """A shard whose worker dies again and again serves nobody: it is given up, and others had better hold its layers."""
+        """A shard that can serve nobody is given up, and tried anew; if that fails too, others had better hold its layers."""
         for server in [server for server, phase in duty.shards.items() if phase is not ShardPhase.LOADING]:
-            if server.supervisor.needs_attention:
+            if (trouble := trouble_of(server)) is not None:
                 del duty.shards[server]
-                self._own(self._node.remove_shard(server))
-                self._failed(duty, f"the worker of {server.shard_id} keeps dying; is there enough memory?")
-        if duty.shards and self._loop.time() >= duty.well_at_s:
-            duty.failures = 0
-
-    def _taken_bytes(self, duty: ModelDuty) -> Counter[bytes]:
-        """What the plans of the models before this one take on each node; all nodes take the models in the same order."""
-        taken: Counter[bytes] = Counter()
-        for other in sorted(self.duties.values(), key=lambda other: other.record.subject):
-            if other is duty:
-                break
-            if other.plan is not None and not other.is_withdrawn:
-                taken.update({node: other.costs.need_bytes(stage) for node, stage in other.plan.placement})
-        return taken
+                self._own(self._discard(server, trouble))
+                self._failed(duty, str(trouble))
+        duty.forget_failures(self._loop.time())
 
     def _act(self, duty: ModelDuty, view: View) -> None:
         held = [Held(server.settings.stage, phase, server.core.session_count) for server, phase in duty.shards.items()]
         actions = next_actions(
             duty.wanted, held, has_weights=lambda stage: self._known.has_weights(duty.costs.weights_sha256, stage),
-            is_served_elsewhere=lambda stage: duty.is_withdrawn or covers(self._planned_stages(duty, view), stage),
+            is_served_elsewhere=lambda stage: duty.is_withdrawn or covers(planned_stages(duty, view, self._node.id), stage),
             fetching=duty.fetching,
         )  # fmt: skip
         for action in actions:
             self._carry_out(duty, action, view)
-
-    def _planned_stages(self, duty: ModelDuty, view: View) -> list[Stage]:
-        """What others serve now and are to keep; what they are about to give up as well does not count."""
-        return [
-            holder.shard.stage
-            for holder in view.holders(duty.costs.model, duty.costs.weights_sha256)
-            if holder.node != self._node.id
-            and holder.shard.is_loaded
-            and not view.nodes[holder.node].advert.is_draining
-            and (duty.plan is None or duty.plan.stage_of(holder.node) == holder.shard.stage)
-        ]
 
     def _carry_out(self, duty: ModelDuty, action: Action, view: View) -> None:
         if action.deed in (Deed.FETCH, Deed.LOAD):
@@ -338,16 +316,13 @@ class Steward:
             duty.shards[server] = ShardPhase.LOADING
             self.on_changed()
             await started(server)
-            duty.shards[server] = ShardPhase.SERVING
-            duty.well_at_s = self._loop.time() + _WELL_AFTER_S
+            duty.serves(server, self._loop.time())
             self._say(f"serving {server.shard_id}")
         except (PotluckError, OSError) as error:
             self._failed(duty, str(error))
-            if isinstance(error, OutOfDeviceMemory):
-                await self._measure_again()
             if server is not None:
                 duty.shards.pop(server, None)
-                await self._node.remove_shard(server)
+                await self._discard(server, error)
         finally:
             duty.is_loading = False
             self._wake.set()
@@ -358,6 +333,11 @@ class Steward:
         budget = kv_budget_bytes(duty.costs, stage, self.statement.budget_bytes)
         return msgspec.structs.replace(self.settings.serving, kv_budget_bytes=budget)
 
+    async def _discard(self, server: ShardServer, trouble: Exception) -> None:
+        await self._node.remove_shard(server)
+        if isinstance(trouble, OutOfDeviceMemory):
+            await self._measure_again()
+
     async def _measure_again(self) -> None:
         """Somebody else uses the device too: what is left of it goes into the next advert, and into everybody's plans."""
         try:
@@ -365,7 +345,10 @@ class Steward:
         except PotluckError as error:
             self._say(f"the device cannot be measured: {error}")
             return
-        held_mb = sum(server.info().vram_mb for duty in self.duties.values() for server in duty.shards)
+        shards = [each for duty in self.duties.values() for each in duty.shards.items()]
+        held_mb = sum(
+            server.info().vram_mb for server, phase in shards if phase is ShardPhase.LOADING or server.info().is_loaded
+        )  # one that sleeps holds nothing
         self.statement.available_bytes = facts.free_bytes
         self.statement.budget_bytes = facts.budget_bytes(self.settings.memory_budget_bytes, held_mb * 1_000_000)
 

@@ -77,6 +77,11 @@ class ShardServer:
     def shard_id(self) -> str:
         return shard_id(self.settings.model, self.settings.stage.start, self.settings.stage.stop)
 
+    @property
+    def load_failure(self) -> PotluckError | None:
+        """Why it could not be loaded when it was tried last, be it for a session; None where it could, or was not tried."""
+        return _load_error(self.shard_id, self._failure) if self._failure is not None else None
+
     async def start(self) -> None:
         """Loads the weights and returns when the shard is warm.
 
@@ -88,8 +93,8 @@ class ShardServer:
         self.core.load()
         self._carry_out()
         await self._settled.wait()
-        if self._failure is not None:
-            raise _load_error(self.shard_id, self._failure)
+        if (failure := self.load_failure) is not None:
+            raise failure
 
     async def forward(
         self, activations_in: AsyncIterable[TensorChunk], positions: int
@@ -146,7 +151,9 @@ class ShardServer:
             return
         if isinstance(message, LoadFailed):
             self._failure = message
-        elif isinstance(message, Loaded) and message.device_bytes:
+        elif isinstance(message, Loaded):
+            self._failure = None
+        if isinstance(message, Loaded) and message.device_bytes:
             self._vram_mb = -(-(message.device_bytes + RESERVE_BYTES) // _MEGABYTE)
         if self.core.state.is_loaded or self._failure is not None:
             self._settled.set()

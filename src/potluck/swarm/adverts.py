@@ -24,6 +24,7 @@ MAX_ADVERT_BYTES = 16 << 10
 MAX_COUNT = 1 << 40
 MAX_LEAP = 1 << 20  # an incarnation or version that is further ahead than any node can have come is not believed
 MAX_ADDRESSES, MAX_SHARDS, MAX_HELD, MAX_SPEEDS, MAX_LINKS = 8, 64, 64, 64, 64
+MAX_UNWELL = 16  # few, for the whole has to stay within MAX_ADVERT_BYTES
 _CACHED, _CACHED_BYTES = 1 << 13, 32 << 20
 CPU = "cpu"
 
@@ -88,6 +89,7 @@ class Advert(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     max_layers: Layer = 0  # holds no more than so many; 0: as many as there is room for
     device: Name = CPU  # what it computes on; elsewhere than on the CPU all memory figures are the device's
     device_name: Name = ""  # for people
+    unwell: Annotated[tuple[Name, ...], Meta(max_length=MAX_UNWELL)] = ()  # weights that it fails to fetch or load now
 
     @property
     def stamp(self) -> "Stamp":

@@ -3,12 +3,15 @@
 import asyncio
 import socket
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from potluck.cli.api_options import api_options, gateway_settings, started
 from potluck.cli.chat import base_url
 from potluck.cli.main import run
+from potluck.cli.swarm_up import _own_swarm
 from potluck.core.errors import BadRequest
 from potluck.gateway.server import GatewayServer
 from potluck.node.identity_file import own_key, own_swarm_file
@@ -51,6 +54,20 @@ def test_a_node_whose_swarm_serves_only_what_is_damaged_here_does_not_start(
     assert run(["up", "--api", "off"]) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert "has 100 bytes instead of" in line
+
+
+@pytest.mark.parametrize("name", ["a-name-before", "tiny", "z-name-after"])
+def test_a_model_that_the_swarm_serves_under_another_name_keeps_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POTLUCK_HOME", str(tmp_path))
+    whole = whole_tiny(tmp_path)
+    SwarmKeeper.found(own_key(), own_swarm_file(), "").serve_model(name, whole.entry.weights_sha256)
+    options: Any = SimpleNamespace(model="tiny", serves=True, name="")
+    for _ in range(2):
+        keeper = _own_swarm(own_key(), whole.store, options)
+        assert [model.subject for model in keeper.roster.models()] == [name]
+        assert (f"this swarm serves tiny as {name}" in capsys.readouterr().err) == (name != "tiny")
 
 
 @pytest.mark.parametrize("is_chosen", [True, False])

@@ -69,7 +69,9 @@ class Shards:
         if isinstance(outcome, WeightsMissing):
             raise outcome
         self.left.append(
-            SimpleNamespace(start=outcome, supervisor=SimpleNamespace(needs_attention=False), shard_id="m:0-1")
+            SimpleNamespace(
+                start=outcome, supervisor=SimpleNamespace(needs_attention=False), load_failure=None, shard_id="m:0-1"
+            )
         )
         return self.left[-1]
 

@@ -1,7 +1,6 @@
 """The steward's rounds: what it survives, what it gives up, how several models share a machine. No sockets, no workers."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,112 +9,20 @@ import msgspec
 import pytest
 
 from potluck.core.device_facts import DeviceFacts
-from potluck.node import duty as duty_module
 from potluck.node import steward as steward_module
-from potluck.node.duty import ModelDuty
-from potluck.node.own_statement import OwnStatement, StewardSettings
+from potluck.node.holdings import planned_stages
+from potluck.node.own_statement import OwnStatement
 from potluck.node.placement import node_offers
 from potluck.node.serving import ServingSettings
-from potluck.node.steward import Steward
-from potluck.planner.costs import ModelCosts
 from potluck.planner.hysteresis import Hysteresis
 from potluck.swarm.adverts import MAX_SPEEDS, Advert, LinkFigures, sign_advert
 from potluck.swarm.upkeep import ShardPhase
-from potluck.swarm.view import Seen, View
-from potluck.trust.records import ServedModel
-from potluck.weights.store import ModelStore
-from potluck.wire.messages import ShardInfo, Stage
+from potluck.wire.messages import Stage
 from tests.support.damage import DAMAGES
 from tests.support.link_ends import run_test
 from tests.support.partial_models import whole_tiny
+from tests.support.stewards import GIB, OWN, FakeServer, Roster, duty_of, make, record, turns, view
 from tests.support.swarm_records import KEYS, WEIGHTS, advert, shard
-
-OWN = KEYS[0].node_id
-GIB = 1 << 30
-
-
-def record(name: str = "model", weights: str = WEIGHTS, **fields: Any) -> ServedModel:
-    return ServedModel(bytes(16), name, 1, weights, **fields)
-
-
-class Roster:
-    """Everybody may serve; the models are what a test says."""
-
-    def __init__(self, *models: ServedModel) -> None:
-        self.served = models
-        self.problem: Exception | None = None
-
-    def is_expelled(self, node: bytes) -> bool:
-        return False
-
-    def models(self) -> tuple[ServedModel, ...]:
-        if self.problem is not None:
-            problem, self.problem = self.problem, None
-            raise problem
-        return self.served
-
-    def may_serve(self, node: bytes) -> bool:
-        return True
-
-
-class FakeNode:
-    """What a steward needs of its node; shards that are removed are counted."""
-
-    def __init__(self) -> None:
-        self.id = OWN
-        self.removed: list[object] = []
-        self.weights = SimpleNamespace(offer=lambda offered: None)
-        self.orchestrator = SimpleNamespace()
-
-    async def remove_shard(self, server: object) -> None:
-        self.removed.append(server)
-
-
-def make(folder: Path, roster: Roster, published: list[Advert]) -> tuple[Steward, FakeNode]:
-    node = FakeNode()
-    settings = StewardSettings(memory_total_bytes=4 * GIB, memory_budget_bytes=2 * GIB, bytes_per_s=8e9)
-    made = Steward(
-        node, ModelStore(folder / "models"), settings, lambda: roster, published.append, lambda: ()  # type: ignore[arg-type]
-    )  # fmt: skip
-    return made, node
-
-
-def view(*adverts: Advert) -> View:
-    nodes = {each.node: Seen(each, 0.0, 120.0, each.node == OWN, is_connected=True) for each in adverts}
-    return View(OWN, 0.0, 1, nodes)
-
-
-def duty_of(monkeypatch: pytest.MonkeyPatch, word: ServedModel, layer_bytes: int = 1000) -> ModelDuty:
-    def costs(_: object, said: ServedModel) -> ModelCosts:
-        return ModelCosts(
-            model=said.subject, weights_sha256=said.weights_sha256, layer_bytes=(layer_bytes,) * 8, embedding_bytes=100,
-            output_bytes=100, kv_bytes_per_token=1, context_tokens=said.context_tokens, streams=said.streams,
-        )  # fmt: skip
-
-    monkeypatch.setattr(duty_module, "model_costs", costs)
-    return ModelDuty(word, None)  # type: ignore[arg-type]
-
-
-class FakeServer:
-    """A shard that is served, without a worker."""
-
-    def __init__(self, stage: Stage, sessions: int) -> None:
-        self.settings = SimpleNamespace(stage=stage)
-        self.core = SimpleNamespace(session_count=sessions, is_draining=False)
-        self.supervisor = SimpleNamespace(needs_attention=False)
-        self.shard_id = "model:0-7"
-        self.step_us = 0
-
-    def info(self) -> ShardInfo:
-        return msgspec.structs.replace(shard(), stage=self.settings.stage, step_us=self.step_us)
-
-
-async def turns(is_done: Callable[[], bool]) -> None:
-    for _ in range(10_000):
-        if is_done():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("nothing came of it")
 
 
 def test_a_round_that_fails_is_not_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,8 +72,53 @@ def test_nobody_drains_for_the_sake_of_one_who_leaves_as_well(tmp_path: Path, mo
         steward, _ = make(tmp_path, Roster(record()), [])
         duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record())
         other = advert(KEYS[1], shards=(shard(0, 8),), allows_serving=True, memory_budget_bytes=GIB)
-        assert steward._planned_stages(duty, view(other)) == [Stage(0, 8, True, True)]
-        assert steward._planned_stages(duty, view(msgspec.structs.replace(other, is_draining=True))) == []
+        assert planned_stages(duty, view(other), OWN) == [Stage(0, 8, True, True)]
+        assert planned_stages(duty, view(msgspec.structs.replace(other, is_draining=True)), OWN) == []
+
+    run_test(main())
+
+
+def test_a_shard_that_sleeps_is_held_and_one_that_is_being_loaded_or_keeps_dying_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a swarm that nobody asks all shards sleep after a while; whoever leaves it has layers to hand over all the same."""
+
+    async def main() -> None:
+        steward, _ = make(tmp_path, Roster(record()), [])
+        duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record())
+        other, whole = OwnStatement(KEYS[1].node_id, steward.settings, lambda: ()), Stage(0, 8, True, True)
+        theirs, server = duty_of(monkeypatch, record()), FakeServer(whole, sessions=0, is_loaded=False)
+
+        def held() -> list[Stage]:
+            return planned_stages(duty, view(other.advert([theirs], [], True, 0.0)), OWN)
+
+        theirs.shards = {server: ShardPhase.LOADING}  # type: ignore[dict-item]
+        assert held() == []
+        theirs.shards = {server: ShardPhase.SERVING}  # type: ignore[dict-item]
+        assert held() == [whole]
+        server.supervisor.needs_attention = True
+        steward._look_after_workers(theirs)
+        assert held() == []
+
+    run_test(main())
+
+
+def test_who_leaves_an_idle_swarm_goes_as_soon_as_somebody_holds_its_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        steward, node = make(tmp_path, Roster(record()), [])
+        duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record(context_tokens=1))
+        server: Any = FakeServer(Stage(0, 8, True, True), sessions=0, is_loaded=False)
+        duty.serves(server, 0.0)
+        asleep = msgspec.structs.replace(shard(0, 8), is_loaded=False)
+        other = advert(KEYS[1], shards=(asleep,), allows_serving=True, memory_budget_bytes=GIB)
+        steward.on_view(view(advert(KEYS[0], is_draining=True), other))
+        steward.statement.is_leaving = True
+        for _ in range(2):
+            await steward._round()
+        assert duty.shards == {}
+        await turns(lambda: node.removed == [server])
 
     run_test(main())
 
@@ -191,24 +143,64 @@ def test_what_one_model_takes_of_a_machine_another_does_not_get(
     run_test(main())
 
 
+def test_what_a_model_without_a_plan_holds_another_does_not_get(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        words = (record(), record("next", "b" * 64, context_tokens=1))
+        steward, _ = make(tmp_path, Roster(*words), [])
+        lacking, following = (duty_of(monkeypatch, word) for word in words)
+        steward.duties = {duty.costs.weights_sha256: duty for duty in (lacking, following)}
+        offered = advert(KEYS[0], allows_serving=True, memory_budget_bytes=12_000)
+        steward._follow(following, view(offered))
+        assert following.plan is not None
+        steward._follow(lacking, view(offered))
+        assert lacking.plan is None
+        holding = msgspec.structs.replace(offered, shards=(shard(0, 4),))
+        steward._follow(following, view(holding))
+        assert following.plan is None, "half of the other model is there still"
+
+    run_test(main())
+
+
+def test_what_is_held_of_a_withdrawn_model_is_on_offer_again_when_its_sessions_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        roster = Roster(record())
+        steward, _ = make(tmp_path, roster, [])
+        duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record())
+        server: Any = FakeServer(Stage(0, 4, True, False), sessions=1)
+        duty.serves(server, 0.0)
+        steward.on_view(view(advert(KEYS[0])))
+        assert steward._own_advert().memory_budget_bytes == 2 * GIB
+        roster.served = ()
+        await steward._round()
+        held = duty.costs.need_bytes(Stage(0, 4, True, False))
+        assert steward._own_advert().memory_budget_bytes == 2 * GIB - held
+        server.core.session_count = 0
+        await steward._round()
+        assert steward._own_advert().memory_budget_bytes == 2 * GIB
+
+    run_test(main())
+
+
 def test_a_changed_record_of_a_model_changes_what_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     duty = duty_of(monkeypatch, record(context_tokens=100))
     duty.set_record(record(context_tokens=200))
     assert duty.costs.context_tokens == 200
 
 
-def test_a_node_that_failed_twice_is_not_planned_with_until_it_tries_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_that_failed_twice_says_so_until_it_tries_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         steward, _ = make(tmp_path, Roster(record()), [])
         duty = steward.duties[WEIGHTS] = duty_of(monkeypatch, record())
         steward._failed(duty, "the disk is full")
-        assert steward._own_advert().allows_serving, "once is no rule"
+        assert steward._own_advert().unwell == (), "once is no rule"
         steward._failed(duty, "the disk is full")
-        assert not steward._own_advert().allows_serving
+        assert steward._own_advert().unwell == (WEIGHTS,)
         duty.retry_at_s = 0.0
-        assert steward._own_advert().allows_serving
+        assert steward._own_advert().unwell == ()
 
     run_test(main())
 
@@ -354,7 +346,7 @@ def test_a_shard_whose_worker_keeps_dying_is_given_up_and_its_failures_are_not_f
             steward._look_after_workers(duty)
             assert (duty.shards, duty.failures) == ({}, failures)
             server.supervisor.needs_attention = False
-        assert not steward._own_advert().allows_serving
+        assert steward._own_advert().unwell == (WEIGHTS,)
         await turns(lambda: node.removed == [server, server])
         duty.shards[server], duty.well_at_s = ShardPhase.SERVING, 0.0
         steward._look_after_workers(duty)

@@ -9,6 +9,7 @@ from potluck.swarm import adverts as adverts_module
 from potluck.swarm.adverts import (
     MAX_ADVERT_BYTES,
     MAX_LIFETIME_S,
+    MAX_UNWELL,
     AdvertReader,
     HeldWeights,
     advert_lifetime_s,
@@ -72,6 +73,17 @@ def test_an_advert_has_a_size() -> None:
 def test_fields_of_a_later_version_are_passed_over() -> None:
     payload = msgspec.msgpack.encode([*msgspec.to_builtins(advert(ONE), builtin_types=(bytes,)), "a new field"])
     assert read_advert(sign(ONE, "advert", payload)).advert == advert(ONE)
+
+
+def test_an_advert_of_an_earlier_version_has_no_word_of_what_fails() -> None:
+    *earlier, unwell = msgspec.to_builtins(advert(ONE, unwell=("5" * 64,)), builtin_types=(bytes,))
+    assert unwell == ("5" * 64,)
+    assert read_advert(sign(ONE, "advert", msgspec.msgpack.encode(earlier))).advert == advert(ONE)
+
+
+@pytest.mark.parametrize("unwell", [("5" * 64,) * (MAX_UNWELL + 1), ("5" * 257,), (5,), "5" * 64])
+def test_what_fails_is_a_bounded_list_of_hashes(unwell: object) -> None:
+    assert reason(signed(ONE, unwell=unwell)) == "malformed"
 
 
 def test_a_refresh_says_the_same_and_is_another_record() -> None:
