@@ -321,12 +321,10 @@ class _Session:
         return gateway
 
     def _announce(self, swarm: "SwarmNode", gateway: "GatewayServer | None") -> None:
-        from potluck.node.identity_file import own_run_file
-        from potluck.node.run_file import RunningNode
-
         roster, addresses = self._keeper.roster, swarm.steward.statement.addresses
         api = "" if gateway is None else gateway.address
-        own_run_file().write(RunningNode(os.getpid(), swarm.node.id.hex(), roster.swarm.hex(), addresses, api))
+        self._write_run_file(swarm, api)
+        swarm.on_addresses.append(lambda: self._keep_run_file(swarm, api))
         if self._options.as_json:
             return print_json(
                 {
@@ -346,6 +344,20 @@ class _Session:
         if roster.may_invite(swarm.node.id):
             notice("add a machine: `potluck invite` here, and paste what it prints there")
         return None
+
+    def _write_run_file(self, swarm: "SwarmNode", api: str) -> None:
+        from potluck.node.identity_file import own_run_file
+        from potluck.node.run_file import RunningNode
+
+        swarm_id, addresses = self._keeper.roster.swarm, swarm.steward.statement.addresses
+        own_run_file().write(RunningNode(os.getpid(), swarm.node.id.hex(), swarm_id.hex(), addresses, api))
+
+    def _keep_run_file(self, swarm: "SwarmNode", api: str) -> None:
+        """A full disk must not end a node that runs well."""
+        try:
+            self._write_run_file(swarm, api)
+        except OSError as error:
+            notice(f"`potluck invite` goes on naming the addresses of before: {error}")
 
     def _say(self, text: str) -> None:
         elapsed_s = time.monotonic() - self._began_s
