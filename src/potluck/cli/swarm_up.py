@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from potluck.gateway.server import GatewayServer
     from potluck.identity.keys import NodeKey
     from potluck.node.administration import NodeAdministration
+    from potluck.node.run_file import RunningNode
     from potluck.node.swarm_node import SwarmNode, SwarmNodeSettings
     from potluck.trust.invites import Invite
     from potluck.trust.keeper import SwarmKeeper
@@ -321,10 +322,14 @@ class _Session:
         return gateway
 
     def _announce(self, swarm: "SwarmNode", gateway: "GatewayServer | None") -> None:
+        from potluck.node.identity_file import own_run_file
+        from potluck.node.run_file import RunningNode
+
         roster, addresses = self._keeper.roster, swarm.steward.statement.addresses
         api = "" if gateway is None else gateway.address
-        self._write_run_file(swarm, api)
-        swarm.on_addresses.append(lambda: self._keep_run_file(swarm, api))
+        running = RunningNode(os.getpid(), swarm.node.id.hex(), roster.swarm.hex(), addresses, api)
+        own_run_file().write(running)
+        swarm.on_addresses.append(lambda addresses: _keep_run_file(running, addresses))
         if self._options.as_json:
             return print_json(
                 {
@@ -345,20 +350,6 @@ class _Session:
             notice("add a machine: `potluck invite` here, and paste what it prints there")
         return None
 
-    def _write_run_file(self, swarm: "SwarmNode", api: str) -> None:
-        from potluck.node.identity_file import own_run_file
-        from potluck.node.run_file import RunningNode
-
-        swarm_id, addresses = self._keeper.roster.swarm, swarm.steward.statement.addresses
-        own_run_file().write(RunningNode(os.getpid(), swarm.node.id.hex(), swarm_id.hex(), addresses, api))
-
-    def _keep_run_file(self, swarm: "SwarmNode", api: str) -> None:
-        """A full disk must not end a node that runs well."""
-        try:
-            self._write_run_file(swarm, api)
-        except OSError as error:
-            notice(f"`potluck invite` goes on naming the addresses of before: {error}")
-
     def _say(self, text: str) -> None:
         elapsed_s = time.monotonic() - self._began_s
         if self._options.as_json:
@@ -368,6 +359,18 @@ class _Session:
             notice(f"{text} ({elapsed_s:.1f} s after the start)")
         else:
             notice(text)
+
+
+def _keep_run_file(running: "RunningNode", addresses: tuple[str, ...]) -> None:
+    """A full disk must not end a node that runs well."""
+    import msgspec
+
+    from potluck.node.identity_file import own_run_file
+
+    try:
+        own_run_file().write(msgspec.structs.replace(running, addresses=addresses))
+    except OSError as error:
+        notice(f"`potluck invite` goes on naming the addresses of before: {error}")
 
 
 def _urls_elsewhere(gateway: "GatewayServer", addresses: Sequence[str]) -> list[str]:

@@ -76,7 +76,7 @@ class SwarmNode:
         self.news: deque[News] = deque(maxlen=_NEWS_KEPT)
         self.on_news: list[Callable[[News], None]] = []
         self.on_changed: list[Callable[[], None]] = []
-        self.on_addresses: list[Callable[[], None]] = []  # after the statement has the new ones
+        self.on_addresses: list[Callable[[tuple[str, ...]], None]] = []
         self.service: SwarmService | None = None
         self.addresses: OwnAddresses | None = None
         self._key, self._say, self._interfaces = key, say, interfaces
@@ -172,7 +172,7 @@ class SwarmNode:
         self.steward.statement.addresses = addresses
         self.steward.wake()  # its next round tells the others
         for listener in self.on_addresses:
-            listener()
+            listener(addresses)
         self._say(f"reachable at {', '.join(addresses)} now")
 
     def _on_roster(self, before: Roster, after: Roster) -> None:

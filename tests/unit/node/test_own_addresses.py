@@ -147,10 +147,8 @@ def test_commands_find_the_addresses_of_now(
 ) -> None:
     monkeypatch.setenv("POTLUCK_HOME", str(tmp_path))
     keeper = SwarmKeeper.found(KEYS[0], SwarmFile(tmp_path / "node.swarm"))
-    statement = SimpleNamespace(addresses=("127.0.0.1:7475",))
-    swarm: Any = SimpleNamespace(
-        steward=SimpleNamespace(statement=statement), node=SimpleNamespace(id=KEYS[0].node_id), on_addresses=[]
-    )
+    steward = SimpleNamespace(statement=SimpleNamespace(addresses=("127.0.0.1:7475",)))
+    swarm: Any = SimpleNamespace(steward=steward, node=SimpleNamespace(id=KEYS[0].node_id), on_addresses=[])
 
     def found() -> tuple[str, ...] | None:
         running = own_run_file().read()
@@ -160,11 +158,10 @@ def test_commands_find_the_addresses_of_now(
     with own_run_file().held():
         _Session(options, KEYS[0], keeper, ModelStore(tmp_path / "models"), 0.0)._announce(swarm, None)
         assert found() == ("127.0.0.1:7475",)
-        statement.addresses = ("192.168.1.7:7475",)
         for listener in swarm.on_addresses:
-            listener()
+            listener(("192.168.1.7:7475",))
         assert found() == ("192.168.1.7:7475",)
         monkeypatch.setenv("POTLUCK_HOME", str(tmp_path / "gone"))
         for listener in swarm.on_addresses:  # a file that cannot be written ends nothing
-            listener()
+            listener(("192.168.1.9:7475",))
         assert "the addresses of before" in capsys.readouterr().err
