@@ -75,7 +75,7 @@ async def run_swarm_node(options: SwarmOptions, invite: "Invite | None" = None) 
 
 def _own_swarm(key: "NodeKey", store: "ModelStore", options: SwarmOptions) -> "SwarmKeeper":
     """The swarm that this node belongs to, or a new one of which it is the founder; with a model to serve."""
-    from potluck.node.identity_file import own_swarm_file
+    from potluck.node.identity_file import forget_own_peers, own_swarm_file
     from potluck.trust.keeper import SwarmKeeper
 
     file = own_swarm_file()
@@ -84,6 +84,7 @@ def _own_swarm(key: "NodeKey", store: "ModelStore", options: SwarmOptions) -> "S
     wanted = _wanted_model(store, options) if options.model is not None or (is_new and options.serves) else None
     keeper = SwarmKeeper.found(key, file, options.name) if is_new else SwarmKeeper(key, file)
     if is_new:
+        forget_own_peers()
         notice(f"founded a swarm ({keeper.roster.swarm.hex()[:8]})")
     if wanted is None and options.serves:
         _require_sound(store, [model.weights_sha256 for model in keeper.roster.models()])
@@ -130,7 +131,7 @@ def _require_sound(store: "ModelStore", served: Sequence[str]) -> None:
 
 async def _redeem(key: "NodeKey", invite: "Invite") -> "SwarmKeeper":
     """Shows the invite to its issuer; from then on this node is a member."""
-    from potluck.node.identity_file import own_swarm_file
+    from potluck.node.identity_file import forget_own_peers, own_swarm_file
     from potluck.trust.keeper import SwarmKeeper
 
     file = own_swarm_file()
@@ -141,6 +142,7 @@ async def _redeem(key: "NodeKey", invite: "Invite") -> "SwarmKeeper":
             return SwarmKeeper(key, file)
         raise BadRequest("this node belongs to another swarm; `potluck leave --forget` ends that first")
     await _show_invite(key, invite)
+    forget_own_peers()
     return SwarmKeeper.join(key, file, invite)
 
 

@@ -18,6 +18,7 @@ from potluck.identity.keys import NodeKey, short_id
 from potluck.identity.signed import Signed
 from potluck.net.addresses import format_address, parse_address
 from potluck.net.tls import TlsTransport
+from potluck.node.identity_file import PEERS_FILE
 from potluck.node.node import Node
 from potluck.node.own_addresses import ANY_IPV4, ANY_IPV6, OwnAddresses, ReadInterfaces, listening_families
 from potluck.node.own_statement import StewardSettings
@@ -132,7 +133,7 @@ class SwarmNode:
         )
         is_only_here = host in ("127.0.0.1", "::1", "localhost") and not self.settings.interfaces
         return SwarmSettings(
-            peers_file=self.settings.folder / "peers", incarnation_file=self.settings.folder / "incarnation",
+            peers_file=self.settings.folder / PEERS_FILE, incarnation_file=self.settings.folder / "incarnation",
             bootstrap=(*self.settings.bootstrap, *self.keeper.introducer_addresses),
             discovery=discovery if self.settings.uses_discovery and not is_only_here else None,
         )  # fmt: skip
