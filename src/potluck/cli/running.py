@@ -63,7 +63,7 @@ def call(method: str, path: str, body: object = None, timeout_s: float = _TIMEOU
             response = _request(address, connection, method, path, body)
             answer = msgspec.json.decode(response.read())
     except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
-        if not isinstance(error, TimeoutError) and _has_ended():
+        if not isinstance(error, TimeoutError) and has_ended():
             raise PotluckError(f"the node at {address} has ended; type: potluck up") from None
         raise PotluckError(f"the node at {address} does not answer: {error}; see its log, or: potluck doctor") from None
     finally:
@@ -89,7 +89,7 @@ def _told_while_waiting(path: str, timeout_s: float) -> Iterator[None]:
             timer.cancel()
 
 
-def _has_ended() -> bool:
+def has_ended() -> bool:
     """Whether the node has gone, or is about to: its connections end before it does."""
     from potluck.node.identity_file import own_run_file
 

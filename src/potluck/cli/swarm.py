@@ -24,7 +24,7 @@ from potluck.cli.node_options import (
     ThreadsOption,
     is_serving,
 )
-from potluck.cli.running import RESTART, call, running_node
+from potluck.cli.running import RESTART, call, has_ended, running_node
 from potluck.cli.swarm_up import SwarmOptions, run_swarm_node
 from potluck.core.errors import BadRequest
 
@@ -236,17 +236,20 @@ def leave(
     as_json: JsonOption = False,
 ) -> None:
     """End this machine's node in good order: others take its layers first, and answers that run are not broken."""
-    from potluck.node.identity_file import own_run_file, own_swarm_file, retire_own_key
+    from potluck.node.identity_file import forget_own_peers, own_run_file, own_swarm_file, retire_own_key
 
     if new_key and not forget:
         raise BadRequest("--new-key goes with --forget: the swarm knows this machine by its key")
     is_drained = True
     if own_run_file().read() is not None:
         is_drained = call("POST", "/potluck/leave", {"patience_s": patience}, patience + 10)["drained"]
+        if forget:
+            has_ended()  # at its end a node writes down whom it knows
     elif not forget:
         running_node()  # says that there is none
     if forget:
         own_swarm_file().remove()
+        forget_own_peers()
     if new_key:
         retire_own_key()
     if as_json:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from potluck.gateway.server import GatewayServer
     from potluck.identity.keys import NodeKey
     from potluck.node.administration import NodeAdministration
+    from potluck.node.run_file import RunningNode
     from potluck.node.swarm_node import SwarmNode, SwarmNodeSettings
     from potluck.trust.invites import Invite
     from potluck.trust.keeper import SwarmKeeper
@@ -73,7 +74,7 @@ async def run_swarm_node(options: SwarmOptions, invite: "Invite | None" = None) 
 
 def _own_swarm(key: "NodeKey", store: "ModelStore", options: SwarmOptions) -> "SwarmKeeper":
     """The swarm that this node belongs to, or a new one of which it is the founder; with a model to serve."""
-    from potluck.node.identity_file import own_swarm_file
+    from potluck.node.identity_file import forget_own_peers, own_swarm_file
     from potluck.trust.keeper import SwarmKeeper
 
     file = own_swarm_file()
@@ -82,6 +83,7 @@ def _own_swarm(key: "NodeKey", store: "ModelStore", options: SwarmOptions) -> "S
     wanted = _wanted_model(store, options) if options.model is not None or (is_new and options.serves) else None
     keeper = SwarmKeeper.found(key, file, options.name) if is_new else SwarmKeeper(key, file)
     if is_new:
+        forget_own_peers()
         notice(f"founded a swarm ({keeper.roster.swarm.hex()[:8]})")
     if wanted is None and options.serves:
         _require_sound(store, [model.weights_sha256 for model in keeper.roster.models()])
@@ -131,7 +133,7 @@ def _require_sound(store: "ModelStore", served: Sequence[str]) -> None:
 
 async def _redeem(key: "NodeKey", invite: "Invite") -> "SwarmKeeper":
     """Shows the invite to its issuer; from then on this node is a member."""
-    from potluck.node.identity_file import own_swarm_file
+    from potluck.node.identity_file import forget_own_peers, own_swarm_file
     from potluck.trust.keeper import SwarmKeeper
 
     file = own_swarm_file()
@@ -142,6 +144,7 @@ async def _redeem(key: "NodeKey", invite: "Invite") -> "SwarmKeeper":
             return SwarmKeeper(key, file)
         raise BadRequest("this node belongs to another swarm; `potluck leave --forget` ends that first")
     await _show_invite(key, invite)
+    forget_own_peers()
     return SwarmKeeper.join(key, file, invite)
 
 
@@ -329,9 +332,9 @@ class _Session:
 
         roster, addresses = self._keeper.roster, swarm.steward.statement.addresses
         api, key = ("", None) if gateway is None else (gateway.address, gateway.a_key)
-        own_run_file().write(
-            RunningNode(os.getpid(), swarm.node.id.hex(), roster.swarm.hex(), addresses, api, key or "")
-        )
+        running = RunningNode(os.getpid(), swarm.node.id.hex(), roster.swarm.hex(), addresses, api, key or "")
+        own_run_file().write(running)
+        swarm.on_addresses.append(lambda addresses: _keep_run_file(running, addresses))
         if self._options.as_json:
             return print_json(
                 {
@@ -363,6 +366,18 @@ class _Session:
             notice(f"{text} ({elapsed_s:.1f} s after the start)")
         else:
             notice(text)
+
+
+def _keep_run_file(running: "RunningNode", addresses: tuple[str, ...]) -> None:
+    """A full disk must not end a node that runs well."""
+    import msgspec
+
+    from potluck.node.identity_file import own_run_file
+
+    try:
+        own_run_file().write(msgspec.structs.replace(running, addresses=addresses))
+    except OSError as error:
+        notice(f"`potluck invite` goes on naming the addresses of before: {error}")
 
 
 def _urls_elsewhere(gateway: "GatewayServer", addresses: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ from potluck.weights.peer_fetch import Ask
 from potluck.wire.messages import BulkLink, ChunkData, Failed, GetChunk, Holdings, Message, TokenizerData
 
 ANSWER_TIMEOUT_S = 10.0
+TEXT_SIDE_TIMEOUT_S = 60.0  # a manifest and a tokenizer are up to some megabytes, and come in one piece
 
 
 class WeightSource(msgspec.Struct, frozen=True):
@@ -48,13 +49,15 @@ class BulkPeer:
             self._link = await transport.dial(last, self.source.node, self, DIAL_TIMEOUT_S)
         self._link.send(BulkLink())
 
-    async def question(self, make: Callable[[int], Message]) -> tuple[Message, bytes]:
+    async def question(
+        self, make: Callable[[int], Message], timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> tuple[Message, bytes]:
         """One request and its answer. Raises ShardUnavailable where there is none."""
         nonce = next(self._nonces)
         future = self._waiting[nonce] = asyncio.get_running_loop().create_future()
         try:
             self._send(make(nonce))
-            answer, body = await asyncio.wait_for(future, ANSWER_TIMEOUT_S)
+            answer, body = await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
             raise ShardUnavailable(f"{short_id(self.source.node)} does not answer") from None
         finally:

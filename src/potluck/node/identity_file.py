@@ -8,6 +8,8 @@ from potluck.identity.keys import NodeKey, load_or_create_key
 from potluck.node.run_file import RunFile
 from potluck.trust.swarm_file import SwarmFile
 
+PEERS_FILE = "peers"  # where other members were found before
+
 
 def own_key() -> NodeKey:
     path = key_path()
@@ -35,6 +37,11 @@ def own_run_file() -> RunFile:
 def own_folder() -> Path:
     """Where a node keeps what it learns of its swarm."""
     return key_path().parent
+
+
+def forget_own_peers() -> None:
+    """Whoever belongs to another swarm would knock at the doors of the last one's members for ever."""
+    (own_folder() / PEERS_FILE).unlink(missing_ok=True)
 
 
 def key_path() -> Path:

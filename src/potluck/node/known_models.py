@@ -5,23 +5,25 @@ Knows nothing of plans and shards.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 
-from potluck.core.errors import PotluckError, WeightsMissing
+from potluck.core.errors import BadRequest, PotluckError, WeightsMissing
 from potluck.identity.keys import short_id
+from potluck.node.bulk_peer import TEXT_SIDE_TIMEOUT_S, BulkPeer, WeightSource
 from potluck.node.node import Node
 from potluck.node.serving import StoredModel, check_tokenizer, read_stored_model
-from potluck.node.weight_fetch import WeightSource
 from potluck.swarm.adverts import MAX_SPEEDS, HeldWeights
 from potluck.swarm.view import View
 from potluck.weights.store import ModelStore
-from potluck.wire.messages import Stage
+from potluck.wire.messages import GetTokenizer, Stage, TokenizerData
 
 _LOG = logging.getLogger(__name__)
 _STORE_LOOK_S = 5.0  # between looks whether a model has come to this disk by other ways
 _ASK_AGAIN_S = 1.0
 _REMOVED = "the model's files are no longer in the store; `potluck models` lists what is"
 _MAX_LOOKING = 8  # for manifests at once: a swarm may name models that nobody has
+_MAX_ASKED = 2  # for manifests at once of one peer, which grants few links for bulk, and weights need theirs
 
 
 class KnownModels:
@@ -35,6 +37,7 @@ class KnownModels:
         self._damage: dict[str, str] = {}  # what is wrong with a model on this disk, which counts as not there
         self._manifests: dict[str, bytes] = {}  # of models whose weights are elsewhere
         self._looking: set[str] = set()
+        self._asked: Counter[bytes] = Counter()  # peers, by how many manifests they are asked for now
         self._look_s = 0.0
 
     def __repr__(self) -> str:
@@ -148,18 +151,44 @@ class KnownModels:
         """Whether one came; whoever is asked may take its time."""
         try:
             for source in sources:
+                if self._asked[source.node] >= _MAX_ASKED:
+                    continue
+                self._asked[source.node] += 1
                 try:
-                    fetched = await self._node.orchestrator.fetch_tokenizer(source.node, weights_sha256)
-                    check_tokenizer(*fetched, weights_sha256)
-                except (PotluckError, TimeoutError) as error:
+                    manifest, tokenizer = await self._text_side(source, weights_sha256)
+                    await asyncio.to_thread(check_tokenizer, manifest, tokenizer, weights_sha256)
+                except (PotluckError, OSError) as error:  # TimeoutError is one
                     _LOG.info("no manifest from %s: %s", short_id(source.node), error)
                     continue
-                self._manifests[weights_sha256] = fetched[0]
+                finally:
+                    self._asked[source.node] -= 1
+                self._manifests[weights_sha256] = manifest
                 return True
             await asyncio.sleep(_ASK_AGAIN_S)  # before they are asked again
             return False
         finally:
             self._looking.discard(weights_sha256)
+
+    async def _text_side(self, source: WeightSource, weights_sha256: str) -> tuple[bytes, bytes]:
+        """Manifest and tokenizer as a peer sends them, unchecked. Raises PotluckError and what dialling raises.
+
+        Over a link of their own: on the ordinary one megabytes hold up activations, and in a large swarm not everybody has one.
+        """
+        peer = BulkPeer(source, lambda *_: None, lambda _: None)
+        try:
+            await peer.dial(self._node.transport)
+        except (PotluckError, OSError):
+            if not self._node.links.is_linked(source.node):
+                raise
+            # Behind a firewall, say: it dialled this node, and cannot be dialled.
+            return await self._node.orchestrator.fetch_tokenizer(source.node, weights_sha256)
+        try:
+            answer, body = await peer.question(lambda nonce: GetTokenizer(nonce, weights_sha256), TEXT_SIDE_TIMEOUT_S)
+        finally:
+            peer.close()
+        if not isinstance(answer, TokenizerData) or answer.manifest_bytes + answer.tokenizer_bytes != len(body):
+            raise BadRequest("a peer answered with something else than a tokenizer")
+        return body[: answer.manifest_bytes], body[answer.manifest_bytes :]
 
 
 def weight_sources(weights_sha256: str, view: View) -> list[WeightSource]:

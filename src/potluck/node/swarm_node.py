@@ -12,13 +12,15 @@ from pathlib import Path
 
 import msgspec
 
-from potluck.core.errors import BadRequest, NotEntitled
+from potluck.core.errors import NotEntitled
 from potluck.core.exactness import KNOWN_ARITHMETICS
 from potluck.identity.keys import NodeKey, short_id
 from potluck.identity.signed import Signed
 from potluck.net.addresses import format_address, parse_address
 from potluck.net.tls import TlsTransport
+from potluck.node.identity_file import PEERS_FILE
 from potluck.node.node import Node
+from potluck.node.own_addresses import ANY_IPV4, ANY_IPV6, OwnAddresses, ReadInterfaces, listening_families
 from potluck.node.own_statement import StewardSettings
 from potluck.node.placement import links_of
 from potluck.node.steward import Steward
@@ -26,7 +28,7 @@ from potluck.swarm.acceptance import Trust
 from potluck.swarm.adverts import Advert, LinkFigures
 from potluck.swarm.discovery import DiscoverySettings
 from potluck.swarm.events import Event
-from potluck.swarm.interfaces import choose_interfaces, read_interfaces
+from potluck.swarm.interfaces import read_interfaces
 from potluck.swarm.service import SwarmService, SwarmSettings
 from potluck.swarm.view import Served, View
 from potluck.trust.admission import Admission
@@ -37,7 +39,6 @@ from potluck.weights.store import ModelStore
 
 _LOG = logging.getLogger(__name__)
 _NEWS_KEPT = 200
-_ANY_IPV4, _ANY_IPV6 = "0.0.0.0", "::"  # noqa: S104 - only where the user says so
 
 
 class News(msgspec.Struct, frozen=True):
@@ -66,6 +67,7 @@ class SwarmNode:
     def __init__(
         self, key: NodeKey, keeper: SwarmKeeper, store: ModelStore, settings: SwarmNodeSettings,
         progress: Callable[[], Progress | None] = lambda: None, say: Callable[[str], None] = _LOG.info,
+        interfaces: ReadInterfaces = read_interfaces,
     ) -> None:  # fmt: skip
         self.keeper, self.settings = keeper, settings
         admission = Admission(keeper, time.time)
@@ -75,8 +77,10 @@ class SwarmNode:
         self.news: deque[News] = deque(maxlen=_NEWS_KEPT)
         self.on_news: list[Callable[[News], None]] = []
         self.on_changed: list[Callable[[], None]] = []
+        self.on_addresses: list[Callable[[tuple[str, ...]], None]] = []
         self.service: SwarmService | None = None
-        self._key, self._say = key, say
+        self.addresses: OwnAddresses | None = None
+        self._key, self._say, self._interfaces = key, say, interfaces
         self._has_told_expulsion = False
         self.steward = Steward(
             self.node, store, settings.steward, lambda: keeper.roster, self._publish, self._link_figures, progress, self._note
@@ -89,11 +93,13 @@ class SwarmNode:
 
     async def start(self) -> None:
         self.address = await self._listen()
-        self.steward.statement.addresses = reachable_addresses(self.address, self.settings.interfaces)
+        self.addresses = OwnAddresses(self.address, self.settings.interfaces, self._on_addresses, self._interfaces)
+        self.steward.statement.addresses = self.addresses.current
         trust = Trust(self._accept, self.keeper.may_link, self._is_expelled, self._holds)
         self.service = SwarmService(
-            self._key, self.node.links, trust, self._service_settings(), self._on_view, self._on_event
-        )
+            self._key, self.node.links, trust, self._service_settings(), self._on_view, self._on_event,
+            interfaces=self._interfaces,
+        )  # fmt: skip
         self.node.on_swarm_message = self.service.on_message
         self.node.on_peer_lost = self.service.on_lost
         self.keeper.on_change.append(self._on_roster)
@@ -101,16 +107,19 @@ class SwarmNode:
         if self.keeper.roster.is_expelled(self.node.id):
             self._on_expelled(self.service)
         self.steward.start()
+        self.addresses.start()
 
     async def _listen(self) -> str:
         """On "[::]:port" both families are heard: a system gives an IPv6 listener IPv6 only."""
         address = await self.node.listen(self.settings.listen)
         host, port = parse_address(address)
-        if host == _ANY_IPV6:
-            await self.node.listen(format_address(_ANY_IPV4, port))
+        if host == ANY_IPV6:
+            await self.node.listen(format_address(ANY_IPV4, port))
         return address
 
     async def stop(self) -> None:
+        if self.addresses is not None:
+            await self.addresses.stop()
         await self.steward.stop()
         if self.service is not None:
             self.keeper.on_change.remove(self._on_roster)
@@ -124,7 +133,7 @@ class SwarmNode:
         )
         is_only_here = host in ("127.0.0.1", "::1", "localhost") and not self.settings.interfaces
         return SwarmSettings(
-            peers_file=self.settings.folder / "peers", incarnation_file=self.settings.folder / "incarnation",
+            peers_file=self.settings.folder / PEERS_FILE, incarnation_file=self.settings.folder / "incarnation",
             bootstrap=(*self.settings.bootstrap, *self.keeper.introducer_addresses),
             discovery=discovery if self.settings.uses_discovery and not is_only_here else None,
         )  # fmt: skip
@@ -159,6 +168,13 @@ class SwarmNode:
     def _on_event(self, event: Event) -> None:
         if event.kind != "refused":
             self._tell(event.kind, event.node, event.reason)
+
+    def _on_addresses(self, addresses: tuple[str, ...]) -> None:
+        self.steward.statement.addresses = addresses
+        self.steward.wake()  # its next round tells the others
+        for listener in self.on_addresses:
+            listener(addresses)
+        self._say(f"reachable at {', '.join(addresses)} now")
 
     def _on_roster(self, before: Roster, after: Roster) -> None:
         # Later: gossip may be in the middle of handing us the very record that made the change.
@@ -211,21 +227,3 @@ class SwarmNode:
     def _changed(self) -> None:
         for listener in self.on_changed:
             listener()
-
-
-def reachable_addresses(bound: str, named: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Where others can reach a listener: its own address, or that of each sensible interface."""
-    host, port = parse_address(bound)
-    if host not in (_ANY_IPV4, _ANY_IPV6):
-        return (bound,)
-    families = listening_families(host)
-    chosen = choose_interfaces([each for each in read_interfaces() if each.family in families], named)
-    found = tuple(dict.fromkeys(format_address(interface.address, port) for interface in chosen))
-    if not found:
-        raise BadRequest("no network interface is up; listen on 127.0.0.1 to try things out on this machine alone")
-    return found[:8]
-
-
-def listening_families(host: str) -> tuple[int, ...]:
-    """4, 6 or both: what a listener on this host hears."""
-    return (4, 6) if host == _ANY_IPV6 else (6,) if ":" in host else (4,)

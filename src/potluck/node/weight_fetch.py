@@ -23,7 +23,7 @@ from potluck.core.errors import (
 )
 from potluck.identity.keys import short_id
 from potluck.net.link import Transport
-from potluck.node.bulk_peer import BulkPeer, WeightSource
+from potluck.node.bulk_peer import TEXT_SIDE_TIMEOUT_S, BulkPeer, WeightSource
 from potluck.weights.file_copy import file_faults, require_space
 from potluck.weights.manifest import Manifest, decode_manifest, weights_sha256
 from potluck.weights.partial_model import PartialModel, decode_tokenizer
@@ -157,7 +157,9 @@ class WeightFetch:
             if peer is None:
                 continue
             try:
-                answer, body = await peer.question(lambda nonce: GetTokenizer(nonce, self._weights))
+                answer, body = await peer.question(
+                    lambda nonce: GetTokenizer(nonce, self._weights), TEXT_SIDE_TIMEOUT_S
+                )
                 return await asyncio.to_thread(check_text_side, answer, body, self._weights)
             except PotluckError as error:
                 self._problems.append(f"{short_id(peer.source.node)}: {error}")

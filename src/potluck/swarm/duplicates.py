@@ -9,7 +9,7 @@ import msgspec
 from potluck.swarm.adverts import Advert
 
 _OVERLAP_S = 2.0  # hearing of both may be off by what a record takes from hand to hand
-_FORGET_S = 600.0
+FORGET_S = 600.0  # after the last word of the one that is gone
 _MAX_INSTANCES = 8
 
 
@@ -56,7 +56,7 @@ class DuplicateWatch:
         return self.duplicate(advert.node, born_s) if len(known) > 1 else None
 
     def duplicate(self, node: bytes, now_s: float) -> Duplicate | None:
-        known = [each for each in self._instances.get(node, ()) if now_s - each.last_s < _FORGET_S]
+        known = [each for each in self._instances.get(node, ()) if now_s - each.last_s < FORGET_S]
         latest = max(known, key=lambda each: each.last_s, default=None)
         twins = [
             each

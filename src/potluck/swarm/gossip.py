@@ -13,6 +13,7 @@ from potluck.identity.signed import Signed
 from potluck.swarm import exchange
 from potluck.swarm.acceptance import Trust
 from potluck.swarm.adverts import ADVERT, Advert, AdvertReader, Stamp
+from potluck.swarm.duplicates import Duplicate
 from potluck.swarm.events import Outcome
 from potluck.swarm.findings import Findings
 from potluck.swarm.intake import Intake
@@ -101,11 +102,13 @@ class Gossip:
                 for entry in self._present()
                 if entry.advert is not None
             }
-            twins = [twin for node in nodes if (twin := self.intake.duplicates.duplicate(node, now_s)) is not None]
-            if self.own.twin is not None:
-                twins.append(self.own.twin)
-            self._view = View(self.node, now_s, self.changes, nodes, self._spreading.is_sparse, tuple(twins))
+            twins = self._twins(nodes, now_s)
+            self._view = View(self.node, now_s, self.changes, nodes, self._spreading.is_sparse, twins)
         return self._view
+
+    def _twins(self, nodes: Iterable[bytes], now_s: float) -> tuple[Duplicate, ...]:
+        found = [*(self.intake.duplicates.duplicate(node, now_s) for node in nodes), self.own.twin(now_s)]
+        return tuple(twin for twin in found if twin is not None)
 
     def _seen(self, entry: Entry, advert: Advert) -> Seen:
         node, live = advert.node, self.presence.live
@@ -166,6 +169,7 @@ class Gossip:
             self._exchange_s = now_s
         self._last_tick_s = now_s
         self.intake.forget_expired(now_s)
+        self._forget_twins(now_s)
         self.intake.publish_if_due(now_s)
         self.presence.tick(now_s)
         if now_s >= self._exchange_s:
@@ -174,6 +178,12 @@ class Gossip:
                 self.findings.send(node, exchange.summary(self.store))
         self._spreading.tick(now_s)
         return self._end_of_input(now_s)
+
+    def _forget_twins(self, now_s: float) -> None:
+        """That a clone is silent changes nothing else, so nothing else would make a view without it."""
+        view = self._view
+        if view is not None and view.duplicates and len(self._twins(view.nodes, now_s)) < len(view.duplicates):
+            self.findings.changes += 1
 
     def _welcome(self, node: bytes, now_s: float) -> None:
         """Comparing what both hold follows: with one at a time, or a newcomer would be given everything by each of its first links."""

@@ -7,7 +7,7 @@ import msgspec
 
 from potluck.identity.signed import Signed
 from potluck.swarm.adverts import Advert, Stamp
-from potluck.swarm.duplicates import Duplicate
+from potluck.swarm.duplicates import FORGET_S, Duplicate
 
 _REFRESH_SHARE = 2 / 3  # of the lifetime: the rest is for the news to travel, also past lost messages
 _CHANGE_GAP_S = 1.0  # between statements that differ
@@ -26,7 +26,8 @@ class OwnAdvert:
         self.node, self.incarnation, self.version = node, incarnation, 0
         self._facts: Advert | None = None
         self._wanted: Advert | None = None
-        self.twin: Duplicate | None = None
+        self._twin: Duplicate | None = None
+        self._twin_s = now_s  # when it spoke last
         self._sign, self._draw = sign, draw
         self._instance = draw.randbytes(8)
         self._started_s = self._next_outbid_s = now_s
@@ -93,11 +94,15 @@ class OwnAdvert:
         is_twin = not advert.is_leaving and born_s > self._started_s + _TWIN_MARGIN_S
         own = self._facts.addresses if self._facts is not None else ()
         if is_twin:
-            self.twin = Duplicate(self.node, (own, advert.addresses))
+            self._twin, self._twin_s = Duplicate(self.node, (own, advert.addresses)), max(self._twin_s, born_s)
         if advert.stamp >= self.stamp and now_s >= self._next_outbid_s:
             self._next_outbid_s = now_s + (_OUTBID_GAP_S if is_twin else 0.0)
             # A higher number from before this start: the count on disk was lost.
             self.incarnation = advert.incarnation + (0 if is_twin else 1)
             self.version = advert.version if is_twin else 0
             self._is_forced = self._stated is not None
-        return self.twin if is_twin else None
+        return self._twin if is_twin else None
+
+    def twin(self, now_s: float) -> Duplicate | None:
+        """The other machine that uses this key; None once it has been silent for so long that others have forgotten it too."""
+        return self._twin if now_s - self._twin_s < FORGET_S else None

@@ -112,6 +112,18 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
+async def hold_back(bench: Bench, source: Node, seconds: float) -> None:
+    """The answer to what a source is asked next takes so long."""
+    loop = asyncio.get_running_loop()
+    now_s = loop.time
+    await until(lambda: bool(source.weights._tasks))
+    bench.network.freeze(source.id)  # what it sends is on its way
+    loop.time = lambda: now_s() + seconds  # type: ignore[method-assign]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    bench.network.thaw(source.id)
+
+
 @pytest.fixture
 def play(tmp_path: Path) -> Callable[[Callable[[Bench], Coroutine[Any, Any, None]]], None]:
     """Runs a scene; afterwards no task and no link of it is left."""
@@ -381,6 +393,17 @@ def test_a_peer_whose_first_address_leads_nowhere_is_found_at_another(play: Play
         [source] = bench.sources
         bench.sources = [WeightSource(source.node, "memory:nowhere", ("memory:neither", source.address))]
         await bench.fetch(FIRST)
+        bench.check_bytes(FIRST)
+
+    play(scene)
+
+
+def test_a_manifest_that_takes_its_time_is_waited_for(play: Play) -> None:
+    async def scene(bench: Bench) -> None:
+        source = await bench.source(bench.offered())
+        fetching = asyncio.ensure_future(bench.fetch(FIRST))
+        await hold_back(bench, source, 50.0)
+        await fetching
         bench.check_bytes(FIRST)
 
     play(scene)

@@ -7,6 +7,7 @@ import pytest
 
 from potluck.identity.signed import Signed, sign
 from potluck.swarm.adverts import advert_key
+from potluck.swarm.duplicates import FORGET_S
 from potluck.swarm.events import Dial, Drop
 from potluck.swarm.liveness import PING_ATTEMPTS
 from potluck.swarm.records import entry_of
@@ -184,6 +185,25 @@ def test_a_second_machine_with_this_nodes_key_is_reported() -> None:
     assert [twin.node for twin in node.view(NOW + 10).duplicates] == [ME.node_id]
 
 
+def twins_seen(node: object, now_s: float) -> list[bytes]:
+    node.tick(now_s)  # type: ignore[attr-defined]
+    return [twin.node for twin in node.view(now_s).duplicates]  # type: ignore[attr-defined]
+
+
+def test_a_clone_that_is_gone_is_forgotten_by_the_original_when_others_forget_it() -> None:
+    node = gossip(ME, People(ME, ONE), NOW)
+    node.publish(advert(ME), NOW)
+    node.link_up(ONE.node_id, NOW)
+    for version, heard_s in ((9, NOW + 10), (90, NOW + 100)):
+        node.on_message(ONE.node_id, records(signed(ME, 1, version, addresses=("elsewhere:1",))), heard_s)
+    node.on_message(ONE.node_id, records(signed(ME, 1, 9, addresses=("elsewhere:1",)), age_s=50.0), NOW + 110)
+    for second in range(120, int(100 + FORGET_S)):  # until nothing else changes any more
+        assert twins_seen(node, NOW + second) == [ME.node_id]
+    assert twins_seen(node, NOW + 100 + FORGET_S) == []
+    node.on_message(ONE.node_id, records(signed(ME, 1, 900, addresses=("elsewhere:1",))), NOW + 800)
+    assert twins_seen(node, NOW + 801) == [ME.node_id]
+
+
 def test_two_machines_with_one_key_are_noticed_by_others_and_a_restart_is_not() -> None:
     first, second = b"instance", b"another!"
     node, _ = hearing(signed(TWO, 1, 1, instance=first))
@@ -193,6 +213,10 @@ def test_two_machines_with_one_key_are_noticed_by_others_and_a_restart_is_not() 
     outcome = node.on_message(ONE.node_id, records(signed(TWO, 2, 3, instance=second)), NOW + 65)
     assert kinds(outcome) == ["duplicate"]
     assert [twin.node for twin in node.view(NOW + 65).duplicates] == [TWO.node_id]
+    for version in range(1, 20):  # one of the two goes on, and nothing else happens
+        node.on_message(ONE.node_id, records(signed(TWO, 2, 3 + version, instance=second)), NOW + 65 + 30 * version)
+    assert twins_seen(node, NOW + 60 + FORGET_S - 1) == [TWO.node_id]
+    assert twins_seen(node, NOW + 60 + FORGET_S) == []
 
 
 # ---------------------------------------------------------------- who is there
