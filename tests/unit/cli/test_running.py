@@ -142,6 +142,7 @@ def announce(gateway: GatewayServer | None, as_json: bool = True) -> None:
         None, None, 0, None, None, 1, 4, "", (), True, True, False, "cpu", False, None, as_json,
     )  # fmt: skip
     swarm = SimpleNamespace(
+        on_addresses=[],
         node=SimpleNamespace(id=own_key().node_id),
         steward=SimpleNamespace(statement=SimpleNamespace(addresses=("127.0.0.1:1",))),
     )
