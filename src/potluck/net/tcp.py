@@ -4,6 +4,7 @@ For loopback, tests and measurements; tls.py adds what a network needs.
 """
 
 import asyncio
+import logging
 import socket
 import ssl
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from potluck.net.link import Admits, LinkHandler
 from potluck.net.sockets import bind, bound_address, tune_socket
 from potluck.wire.handshake import Ticket
 
+_LOG = logging.getLogger(__name__)
 HANDSHAKE_TIMEOUT_S = 5.0
 MAX_HALF_OPEN = 64
 MAX_LINKS_OF_ONE_NODE = 16  # that it dialled: some for steps, some for bulk, some that are dead without our knowing
@@ -130,14 +132,22 @@ class TcpListener:
             self._drop(connection)
 
     async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
+        """Until it is cancelled, whatever fails: a node that nobody can reach is lost to its swarm, and would not know."""
+        told = ""
         while True:
             try:
-                tcp, remote = await loop.sock_accept(self._listening)
+                await self._accept_one()
             except OSError:  # out of file handles; those that wait keep waiting
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
-                continue
-            self._take(tcp, host_group(remote[0]))
+            except Exception as error:  # a loop that takes the handle for another's, say
+                if str(error) != told:  # it may be the same ten times a second
+                    told = str(error)
+                    _LOG.exception("a connection could not be accepted; %s goes on listening", self.address)
+                await asyncio.sleep(_ACCEPT_PAUSE_S)
+
+    async def _accept_one(self) -> None:
+        tcp, remote = await asyncio.get_running_loop().sock_accept(self._listening)
+        self._take(tcp, host_group(remote[0]))
 
     def _take(self, tcp: socket.socket, host: str) -> None:
         loop = asyncio.get_running_loop()
@@ -163,6 +173,11 @@ class TcpListener:
             tune_socket(tcp)
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, tcp, **self._options)
         except OSError:  # no TLS, not in time, or gone already: whoever it was gets no answer
+            connection.abort()
+            tcp.close()
+        except Exception:
+            _LOG.exception("a connection that was accepted could not be set up")
+            self._half_open.pop(connection, None)  # before it ends, which would be held against its host
             connection.abort()
             tcp.close()
 

@@ -414,6 +414,45 @@ def test_closing_the_listener_ends_half_open_connections(kind: str) -> None:
     run_test(main())
 
 
+@pytest.mark.parametrize("failing", ["sock_accept", "connect_accepted_socket"])
+def test_a_loop_that_fails_does_not_end_the_listening(
+    kind: str, failing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """uvloop has said of a handle that another transport uses it, and that is no error of the system's."""
+
+    async def main() -> None:
+        limits = HostLimits()
+        listener = await listen(kind, Recorder(), limits=limits)
+        loop = asyncio.get_running_loop()
+        works, failures = getattr(loop, failing), 0
+
+        async def fail_twice(*args: Any, **options: Any) -> Any:
+            nonlocal failures
+            failures += 1
+            if failures > 2:
+                return await works(*args, **options)
+            raise RuntimeError("File descriptor 7 is used by transport")
+
+        setattr(loop, failing, fail_twice)
+        strangers = [
+            await Stranger.connect("tcp", listener.address) for _ in range(3)
+        ]  # the first ends the call under way
+        async with asyncio.timeout(PATIENCE_S):
+            while failures < 2:  # noqa: ASYNC110 - nobody else wants an event for this
+                await asyncio.sleep(0.01)
+        await assert_serves(kind, listener)
+        assert "is used by transport" in caplog.text
+        assert limits.hosts == 0  # none of that is the host's fault
+        for stranger in strangers:
+            stranger.leave()
+        await settle(listener)
+        listener.close()
+        await asyncio.sleep(0.01)
+        assert listener._accepting.cancelled()
+
+    run_test(main())
+
+
 BAD_FRAMES = {
     "oversize": HEADER.pack(Kind.MESSAGE, 0, 0, 1, 1 << 20, 50, 0xFFFFFFFF, 0),
     "unknown kind": HEADER.pack(77, 0, 0, 0, 0, 0, 0, 0),
