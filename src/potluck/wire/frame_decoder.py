@@ -1,4 +1,7 @@
-"""Frames to messages: bytes cut anywhere in, whole messages and credits out; every limit is checked on the header. No I/O."""
+"""Frames to messages: bytes cut anywhere in, whole messages and credits out. No I/O.
+
+Every limit is checked on the header, and those of a message's type as soon as it is known: what cannot be is not waited for.
+"""
 
 from collections.abc import Callable
 from typing import cast
@@ -39,7 +42,7 @@ _decode: Callable[[memoryview], Message] = msgspec.msgpack.Decoder(Message).deco
 class _Incoming:
     """A message that has not arrived whole."""
 
-    __slots__ = ("body_bytes", "data", "kind", "meta_bytes", "stream", "total_bytes")
+    __slots__ = ("body_bytes", "data", "kind", "message", "meta_bytes", "stream", "total_bytes")
 
     def __init__(self, kind: int, stream: int, meta_bytes: int, body_bytes: int) -> None:
         self.kind = kind
@@ -48,6 +51,7 @@ class _Incoming:
         self.body_bytes = body_bytes
         self.total_bytes = meta_bytes + body_bytes
         self.data = bytearray()  # grows with what arrives, never with what was announced
+        self.message: Message | None = None  # as soon as the meta is there
 
 
 class FrameDecoder:
@@ -109,7 +113,7 @@ class FrameDecoder:
             if kind == MESSAGE and payload == meta + body <= end - place and meta <= URGENT_BYTES >= body and not value:
                 # The common case by far, a small message that arrived whole, takes the short way.
                 stop = place + meta
-                message = self._message(kind, stream, view[place:stop])
+                message = self._message(kind, stream, view[place:stop], body)
                 if stream in self._half_received:
                     raise ProtocolViolation("a message inside another one of its stream")
                 place = stop + body
@@ -148,7 +152,7 @@ class FrameDecoder:
         total = meta + body
         if (
             not 1 <= meta <= (MAX_LONG_META_BYTES if kind == LONG_MESSAGE else MAX_META_BYTES)
-            or body > MAX_BODY_BYTES
+            or body > (MAX_BODY_BYTES if kind == MESSAGE else 0)
             or value
         ):
             raise ProtocolViolation("a message larger than allowed")
@@ -197,18 +201,26 @@ class FrameDecoder:
     def _end_frame(self, incoming: _Incoming, events: list[Event]) -> None:
         self._current = None
         chunks = 0 if is_urgent(incoming.meta_bytes, incoming.body_bytes) else 1
-        if len(incoming.data) < incoming.total_bytes:
+        self._look_at_meta(incoming)
+        if incoming.message is None or len(incoming.data) < incoming.total_bytes:
             self._half_received[incoming.stream] = incoming
             events.append(Progress(incoming.stream, chunks))
             return
         if self._half_received.pop(incoming.stream, None) is not None:
             self._half_received_bytes -= incoming.total_bytes
         with memoryview(incoming.data) as view:
-            message = self._message(incoming.kind, incoming.stream, view[: incoming.meta_bytes])
             body = bytes(view[incoming.meta_bytes :])
-        events.append(Received(message, body, incoming.stream, chunks))
+        events.append(Received(incoming.message, body, incoming.stream, chunks))
 
-    def _message(self, kind: int, stream: int, meta: memoryview) -> Message:
+    def _look_at_meta(self, incoming: _Incoming) -> None:
+        """Not only when all is there: a body that its type cannot have must not be waited for."""
+        if incoming.message is None and len(incoming.data) >= incoming.meta_bytes:
+            with memoryview(incoming.data) as view:
+                incoming.message = self._message(
+                    incoming.kind, incoming.stream, view[: incoming.meta_bytes], incoming.body_bytes
+                )
+
+    def _message(self, kind: int, stream: int, meta: memoryview, body_bytes: int) -> Message:
         try:
             message = _decode(meta)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -218,4 +230,6 @@ class FrameDecoder:
             raise ProtocolViolation("a message on a stream that is not its session's")
         if kind == LONG_MESSAGE and not isinstance(message, Open | Rewire):
             raise ProtocolViolation("a long message of a type that is never long")
+        if body_bytes > message.most_body_bytes:
+            raise ProtocolViolation("a body that messages of its type do not have, or larger than theirs")
         return message
