@@ -18,12 +18,16 @@ from potluck.net.framed_link import CLOSE_TIMEOUT_S
 from potluck.net.host_limits import HostLimits, host_group
 from potluck.net.link import Admits, LinkHandler
 from potluck.net.sockets import bind, bound_address, tune_socket
+from potluck.wire.frame_decoder import HalfReceived
+from potluck.wire.frames import MAX_HALF_RECEIVED_BYTES
 from potluck.wire.handshake import Ticket
 
 _LOG = logging.getLogger(__name__)
 HANDSHAKE_TIMEOUT_S = 5.0
 MAX_HALF_OPEN = 64
 MAX_LINKS_OF_ONE_NODE = 16  # that it dialled: some for steps, some for bulk, some that are dead without our knowing
+# Of what has begun to arrive on them: as much as an honest node may have on one link, and as much again on one that is dead.
+MAX_HALF_RECEIVED_OF_ONE_NODE_BYTES = 2 * MAX_HALF_RECEIVED_BYTES
 _ACCEPT_PAUSE_S = 0.1
 
 
@@ -99,7 +103,8 @@ class TcpListener:
     """Accepts connections until closed. Those that have not authenticated are few, and the oldest makes room for the next.
 
     Few in all and few for each host. A host whose handshakes keep failing is cut off before the next one, and forgiven with time.
-    A node has so many links at most, of which the oldest makes room: no member can take all the handles there are.
+    A node has so many links at most, of which the oldest makes room: no member can take all the handles there are, and by messages
+    that it begins on all of them and never finishes, not all the memory.
     """
 
     def __init__(
@@ -115,6 +120,7 @@ class TcpListener:
         self._options = options
         self._half_open: dict[Connection, _HalfOpen] = {}  # oldest first
         self._links: dict[bytes, list[Connection]] = {}  # by node, oldest first
+        self._half_received: dict[bytes, HalfReceived] = {}  # by node
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
     def __repr__(self) -> str:
@@ -193,6 +199,8 @@ class TcpListener:
     def _keep(self, connection: Connection) -> None:
         links = self._links.setdefault(connection.peer, [])
         links.append(connection)
+        new = HalfReceived(MAX_HALF_RECEIVED_OF_ONE_NODE_BYTES)
+        connection.share_memory(self._half_received.setdefault(connection.peer, new))
         connection.on_ended = self._forget
         if len(links) > MAX_LINKS_OF_ONE_NODE:
             links[0].cut("too many links of one node")
@@ -201,7 +209,7 @@ class TcpListener:
         links = self._links[connection.peer]
         links.remove(connection)
         if not links:
-            del self._links[connection.peer]
+            del self._links[connection.peer], self._half_received[connection.peer]
 
     def _drop(self, connection: Connection) -> None:
         # Not held against its host: it was pushed out, perhaps by the one stranger among many who share an address.

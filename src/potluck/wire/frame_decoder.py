@@ -54,6 +54,17 @@ class _Incoming:
         self.message: Message | None = None  # as soon as the meta is there
 
 
+class HalfReceived:
+    """What messages that were begun come to when complete, on all connections that share it."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self.used_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<HalfReceived {self.used_bytes} of {self.most_bytes} bytes>"
+
+
 class FrameDecoder:
     """Bytes of one connection, cut anywhere, to events. After the first ProtocolViolation it raises for ever."""
 
@@ -63,6 +74,7 @@ class FrameDecoder:
         self._frame_left = 0
         self._half_received: dict[int, _Incoming] = {}
         self._half_received_bytes = 0  # when complete
+        self._shared = HalfReceived(MAX_HALF_RECEIVED_BYTES)
         self._ungranted: dict[int, int] = {}
         self._is_ended = False
         self._violation: str | None = None
@@ -84,6 +96,19 @@ class FrameDecoder:
             self._half_received.clear()
             raise
         return events
+
+    def share(self, shared: HalfReceived) -> None:
+        """From now on the bound holds for all who share it, beside the one of each."""
+        self._shared.used_bytes -= self._half_received_bytes
+        self._shared = shared
+        shared.used_bytes += self._half_received_bytes
+
+    def end(self) -> None:
+        """Nothing more comes; what was half received is forgotten."""
+        self._violation = self._violation or "more after the end"
+        self._half_received.clear()
+        self._current = None
+        self._count_half_received(-self._half_received_bytes)
 
     def grant(self, stream: int, chunks: int) -> None:
         """Chunks of a stream were consumed: the sender may send as many more."""
@@ -184,9 +209,17 @@ class FrameDecoder:
         self._ungranted[stream] = ungranted
 
     def _check_half_received(self, total: int) -> None:
-        self._half_received_bytes += total
-        if len(self._half_received) >= MAX_HALF_RECEIVED or self._half_received_bytes > MAX_HALF_RECEIVED_BYTES:
+        self._count_half_received(total)
+        if (
+            len(self._half_received) >= MAX_HALF_RECEIVED
+            or self._half_received_bytes > MAX_HALF_RECEIVED_BYTES
+            or self._shared.used_bytes > self._shared.most_bytes
+        ):
             raise ProtocolViolation("too many messages begun and not finished")
+
+    def _count_half_received(self, more_bytes: int) -> None:
+        self._half_received_bytes += more_bytes
+        self._shared.used_bytes += more_bytes
 
     def _continue_frame(self, data: Buffer, place: int, events: list[Event]) -> int:
         """Take what there is of the current frame's payload; returns where it ends in the data."""
@@ -207,7 +240,7 @@ class FrameDecoder:
             events.append(Progress(incoming.stream, chunks))
             return
         if self._half_received.pop(incoming.stream, None) is not None:
-            self._half_received_bytes -= incoming.total_bytes
+            self._count_half_received(-incoming.total_bytes)
         with memoryview(incoming.data) as view:
             body = bytes(view[incoming.meta_bytes :])
         events.append(Received(incoming.message, body, incoming.stream, chunks))

@@ -17,7 +17,7 @@ from potluck.net.link import Admits, LinkHandler, admit_anyone
 from potluck.net.tcp import MAX_HALF_OPEN, TcpListener, TcpTransport
 from potluck.net.tls import TlsTransport
 from potluck.wire.frame_writer import FrameWriter
-from potluck.wire.frames import HEADER, Kind
+from potluck.wire.frames import HEADER, HEADER_BYTES, Kind
 from potluck.wire.handshake import (
     AUTH_BYTES,
     HELLO_BYTES,
@@ -507,6 +507,42 @@ def test_a_node_with_too_many_links_loses_its_oldest_and_nobody_else_does(
         listener.close()
 
     monkeypatch.setattr("potluck.net.tcp.MAX_LINKS_OF_ONE_NODE", 4)
+    run_test(main())
+
+
+def begun(session: int, size: int) -> bytes:
+    """The first frame of a message that is never finished."""
+    writer = FrameWriter()
+    writer.push(step(session), bytes(size))
+    return b"".join(writer.take_frame())
+
+
+def test_messages_that_a_node_never_finishes_count_over_all_its_links(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        handler = Recorder()
+        listener = await listen(kind, handler)
+        links = [await Stranger.connect(kind, listener.address) for _ in range(4)]
+        for link, key in zip(links, (DIALER, DIALER, DIALER, OTHER), strict=True):
+            await link.authenticate(key)
+        for link in (links[0], links[1], links[3]):
+            link.writer.write(begun(1, 3 << 20))
+            await link.read(HEADER_BYTES)  # the credit for the first frame
+        links[2].writer.write(begun(1, 3 << 20))
+        assert await links[2].is_cut_off()
+        assert handler.lost == ["protocol violation: too many messages begun and not finished"]
+        links[0].leave()  # and what it had begun is forgotten
+        await handler.until(lambda recorder: len(recorder.lost) == 2)
+        links[1].writer.write(begun(2, 3 << 20))
+        assert len(await links[1].read(HEADER_BYTES)) == HEADER_BYTES
+        for link in links:
+            link.leave()
+        await handler.until(lambda recorder: len(recorder.lost) == 4)
+        assert not listener._half_received
+        listener.close()
+
+    monkeypatch.setattr("potluck.net.tcp.MAX_HALF_RECEIVED_OF_ONE_NODE_BYTES", 7 << 20)
     run_test(main())
 
 

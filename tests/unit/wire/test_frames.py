@@ -15,7 +15,7 @@ from potluck.core.sampling_params import MAX_TOP_LOGPROBS
 from potluck.identity.signed import Signed
 from potluck.weights.manifest import CHUNK_BYTES
 from potluck.wire.channel import Channel
-from potluck.wire.frame_decoder import FrameDecoder
+from potluck.wire.frame_decoder import FrameDecoder, HalfReceived
 from potluck.wire.frame_writer import FrameWriter
 from potluck.wire.frames import (
     HEADER,
@@ -503,6 +503,28 @@ def test_too_many_bytes_begun() -> None:
             decoder.feed(start)
     with pytest.raises(ProtocolViolation, match="too many"):
         decoder.feed(start)
+
+
+def test_too_many_bytes_begun_on_several_connections_together() -> None:
+    shared = HalfReceived(5 * MIB)
+    first, second, third = FrameDecoder(), FrameDecoder(), FrameDecoder()
+    start, rest = half_sent(1, 2 * MIB)
+    first.feed(start)  # before it shares
+    for decoder in (first, second, third):
+        decoder.share(shared)
+    second.feed(start)
+    with pytest.raises(ProtocolViolation, match="too many"):
+        third.feed(start)
+    third.end()
+    first.feed(rest)
+    third = FrameDecoder()
+    third.share(shared)
+    third.feed(start)
+    for decoder in (second, third, third):
+        decoder.end()
+    assert shared.used_bytes == 0
+    with pytest.raises(ProtocolViolation):
+        second.feed(rest)
 
 
 def test_announced_sizes_take_no_memory() -> None:
