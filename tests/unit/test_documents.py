@@ -108,6 +108,7 @@ def test_the_figures_of_the_apis_document_are_the_codes() -> None:
     assert f"a comment every {limits.keep_alive_s:.0f} s" in text
     assert (limits.reader_patience_s, limits.admission.patience_s) == (60.0, 60.0)
     assert "takes nothing of its answer for a minute" in text
+    assert f"takes less than {limits.least_reading_bytes_per_s / 1024:.0f} KiB a second of it" in text
     assert "does not come within a minute" in text
     for tier, share in zip(Tier, ("¼", "½", "1 ×", "2 ×"), strict=True):
         assert re.search(rf"\| {tier.name.lower()}[^|]*\| {share} \|", text), tier

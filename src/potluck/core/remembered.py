@@ -65,6 +65,13 @@ class AnswerSoFar(NamedTuple):
         return self.tokens[self.prompt_length :]
 
 
+class Accounts(NamedTuple):
+    """What there is of one answer: this node's own memory, and what others say, who may be wrong about it or lie."""
+
+    own: AnswerSoFar | None = None
+    told: tuple[AnswerSoFar, ...] = ()
+
+
 class _Entry(NamedTuple):
     prompt_length: int
     data: bytes

@@ -10,7 +10,7 @@ import msgspec
 
 from potluck.core.exactness import Exactness
 from potluck.core.model_facts import ModelFacts
-from potluck.core.remembered import AnswerSoFar
+from potluck.core.remembered import Accounts
 from potluck.core.sampling_params import SamplingParams
 from potluck.orchestrator.frames import StreamFrame
 from potluck.orchestrator.generation import GenerationRequest
@@ -73,8 +73,8 @@ class OpenModel(Protocol):
     def arithmetic_of(self, request: GenerationRequest) -> int:
         """As `Answer.arithmetic`, of the pipeline that it would get now."""
 
-    async def recall(self, secret: bytes) -> AnswerSoFar | None:
-        """What some node remembers of an answer that broke off."""
+    async def recall(self, secret: bytes, most_tokens: int) -> Accounts:
+        """What nodes remember of an answer that broke off; with its prompt it cannot be longer than `most_tokens`."""
 
     def start(self, request: GenerationRequest, label: str = "") -> Answer:
         """Nothing is sent before the first frame is asked for. `label`: what the page calls the request."""

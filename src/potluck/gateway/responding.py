@@ -23,6 +23,7 @@ from potluck.gateway.events import ChoiceFinished, Diagnostics, Event
 from potluck.gateway.figures import Figures
 from potluck.gateway.gate import Gate
 from potluck.gateway.preparing import Prepared, prepare
+from potluck.gateway.reader_pace import ReaderPace
 from potluck.gateway.request import InferenceRequest
 from potluck.gateway.resuming import EventNumbers, ResumableAnswer
 from potluck.gateway.running import MAX_PARALLEL_CHOICES, Run
@@ -45,11 +46,14 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     reader_patience_s: float = (
         60.0  # with a client that does not take what is sent to it; it has a turn that others wait for
     )
+    least_reading_bytes_per_s: float = (
+        4096.0  # over so much time in which it is waited for; far below any network of today
+    )
     status_wait_s: float = 1.0  # a stream's status is held back so long for failures that come at once
 
 
 class ReaderStalled(Exception):
-    """A client that takes nothing of its answer, and does not go away either."""
+    """A client that takes nothing of its answer, or next to nothing, and does not go away either."""
 
 
 class Caller(NamedTuple):
@@ -136,18 +140,24 @@ class GenerationResponse(Response):
         try:
             await unless_disconnected(receive, self._answer(self._patiently(send)))
         except ReaderStalled:
-            _log.warning("a client stopped reading; its answer is ended")
+            _log.warning("a client stopped reading, or nearly so; its answer is ended")
         except asyncio.CancelledError:
             if not self._service.is_closing:  # otherwise all is said, and the server waits for this to end
                 raise
 
     def _patiently(self, send: Send) -> Send:
+        settings, now_s = self._service.settings, self._service.now_s
+        pace = ReaderPace(settings.reader_patience_s, settings.least_reading_bytes_per_s)
+
         async def send_in_time(message: Message) -> None:
+            began_s = now_s()
             try:
-                async with asyncio.timeout(self._service.settings.reader_patience_s):
+                async with asyncio.timeout(settings.reader_patience_s):
                     await send(message)
             except TimeoutError:
                 raise ReaderStalled from None
+            if not pace.is_kept(now_s() - began_s, len(message.get("body", b""))):
+                raise ReaderStalled
 
         return send_in_time
 

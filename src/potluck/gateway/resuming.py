@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from potluck.core.errors import BadRequest, ResumeImpossible
-from potluck.core.remembered import SECRET_BYTES, AnswerSoFar, resume_key
+from potluck.core.remembered import SECRET_BYTES, Accounts, AnswerSoFar, resume_key
 from potluck.gateway.answering import Answer, OpenModel
 from potluck.gateway.choice import ChoiceStream
 from potluck.gateway.preparing import Prepared, PreparedChoice
@@ -212,25 +212,70 @@ async def _taken_up(choice: PreparedChoice, model: OpenModel, resumed: EventId) 
         choice.request, params=msgspec.structs.replace(choice.request.params, seed=seed), max_tokens=handle.max_tokens,
         boundaries=handle.boundaries, has_fixed_boundaries=True,
     )  # fmt: skip
-    account = await model.recall(handle.secret)
+    choice = msgspec.structs.replace(choice, request=request)
+    accounts = await model.recall(handle.secret, len(request.prompt) + request.max_tokens)
+    account = _account(choice, accounts, model.tokenizer, resumed.events)
     if account is not None:
-        return _from_memory(msgspec.structs.replace(choice, request=request), account, model.tokenizer, resumed.events)
+        return _from_memory(choice, account, model.tokenizer, resumed.events)
     if resumed.events and (handle.arithmetic == 0 or model.arithmetic_of(request) != handle.arithmetic):
         raise ResumeImpossible(
-            "no machine remembers this answer any more, and those that would make it again need not get the same"
+            "no machine remembers this answer any more, or those that do contradict each other, "
+            "and those that would make it again need not get the same"
         )
-    return msgspec.structs.replace(choice, request=request, must_be_bitwise=True)
+    return msgspec.structs.replace(choice, must_be_bitwise=True)
+
+
+def _account(choice: PreparedChoice, accounts: Accounts, tokenizer: Tokenizer, events: int) -> AnswerSoFar | None:
+    """The one to go on from; None: there is none, or it is not clear who is right.
+
+    Others may lie. So this node's own memory goes first, and of what they say no more is believed than the client has had.
+    """
+    own = accounts.own if accounts.own is not None and _fits(accounts.own, choice.request) else None
+    told = [each for each in accounts.told if _fits(each, choice.request)]
+    if own is not None:
+        if len(own.chosen) >= _count_had(choice, own.chosen, tokenizer, events):
+            return own
+        told = [own, *(each for each in told if _is_one_answer([own, each]))]
+    if not told or not _is_one_answer(told):
+        return None
+    told.sort(key=_length)
+    had = _count_had(choice, told[-1].chosen, tokenizer, events)
+    return next((each for each in told if len(each.chosen) >= had), told[-1])
+
+
+def _fits(account: AnswerSoFar, request: GenerationRequest) -> bool:
+    return (
+        len(account.chosen) <= request.max_tokens
+        and account.prompt == request.prompt
+        and all(0 <= token < request.vocabulary_size for token in account.chosen)
+    )
+
+
+def _length(account: AnswerSoFar) -> int:
+    return len(account.tokens)
+
+
+def _is_one_answer(accounts: Sequence[AnswerSoFar]) -> bool:
+    """Whether all of them are the beginning of the longest."""
+    longest = max(accounts, key=_length)
+    return all(each.tokens == longest.tokens[: _length(each)] for each in accounts)
+
+
+def _count_had(choice: PreparedChoice, tokens: Sequence[int], tokenizer: Tokenizer, events: int) -> int:
+    """How many of the tokens make all that the client has had, perhaps one or two more; more than there are, where they do not."""
+    stream = ChoiceStream(choice.index, tokenizer, copy.deepcopy(choice.settings))
+    made = 0
+    for count, token in enumerate(tokens, start=1):
+        made += len(stream.push(TokenDelta(token, 0)))
+        if made >= events:
+            return count
+    return len(tokens) + 1
 
 
 def _from_memory(choice: PreparedChoice, account: AnswerSoFar, tokenizer: Tokenizer, events: int) -> PreparedChoice:
-    request = choice.request
-    if account.prompt != request.prompt or len(account.chosen) > request.max_tokens:
-        raise ResumeImpossible("this is not the request that the answer was begun for: send the same body again")
-    if not all(0 <= token < request.vocabulary_size for token in account.chosen):
-        raise ResumeImpossible("what is remembered of this answer cannot be right: the model has no such tokens")
     begun = account.chosen[: _usable(choice, account.chosen, tokenizer, events)]
     return msgspec.structs.replace(
-        choice, request=msgspec.structs.replace(request, begun=begun), remembered=account.chosen
+        choice, request=msgspec.structs.replace(choice.request, begun=begun), remembered=account.chosen
     )
 
 

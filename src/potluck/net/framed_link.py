@@ -7,6 +7,7 @@ from potluck.core.errors import LinkClosed, LinkFull, PotluckError, ProtocolViol
 from potluck.identity.keys import short_id
 from potluck.net.link import LinkHandler
 from potluck.wire.channel import Channel
+from potluck.wire.frame_decoder import HalfReceived
 from potluck.wire.frames import Buffer, Received
 from potluck.wire.messages import Message
 
@@ -52,6 +53,10 @@ class FramedLink(abc.ABC):
         self._channel.release(session)
         self._flush()
 
+    def share_memory(self, shared: HalfReceived) -> None:
+        """For what has begun to arrive, with the node's other links."""
+        self._channel.share(shared)
+
     def close(self) -> None:
         if self._state is State.OPEN:
             self._state = State.CLOSING
@@ -69,6 +74,7 @@ class FramedLink(abc.ABC):
     def _end(self, error: PotluckError) -> None:
         """Nothing moves after this. `error`: for whoever still waits for the link to open."""
         self._state = State.CLOSED
+        self._channel.end()
 
     def _lose(self, reason: str) -> None:
         """The other side is gone, or was made to go; tell the handler unless it ended the link itself."""

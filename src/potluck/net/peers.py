@@ -2,7 +2,8 @@
 
 Messages to a node leave in the order in which they were sent, also those that waited for its link. A node whose link breaks, or that
 cannot be reached, is reported lost, once for every time it was there. Messages to oneself come back through the loop, in order.
-Who may have a link is asked again whenever one is taken into use: a node can lose its welcome after its handshake.
+Who may have a link is asked before it is dialled, because others say which nodes are sent to, and where those are; and again
+whenever a link is taken into use: a node can lose its welcome after its handshake.
 Links for bulk are apart: nothing else is ever sent on them, and their loss is no node's.
 """
 
@@ -21,6 +22,9 @@ from potluck.wire.messages import BulkLink, Message
 _LOG = logging.getLogger(__name__)
 DIAL_TIMEOUT_S = 3.0
 _MAX_WAITING = 256  # messages to a node that is being dialled
+MAX_DIALS = (
+    128  # at a time, two of the longest pipelines: each takes a file handle, and any head may name hops without end
+)
 MAX_BULK_LINKS = 4  # to one node
 
 OnMessage = Callable[[bytes, Message, bytes], None]
@@ -42,7 +46,7 @@ class PeerLinks:
         self._links: dict[bytes, list[Link]] = {}
         self._bulk_links: dict[bytes, list[Link]] = {}  # opened by the other side
         self._waiting: dict[bytes, list[tuple[Message, bytes]]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._dials: set[asyncio.Task[None]] = set()  # a few of them for nodes for which nothing waits any more
 
     def __repr__(self) -> str:
         return f"<PeerLinks to {len(self._links)} nodes, dialling {len(self._waiting)}>"
@@ -95,11 +99,13 @@ class PeerLinks:
             self._send_on(links[-1], message, body)
         elif node in self._waiting:
             self._queue(node, message, body)
-        elif address:
+        elif not address:
+            self._lose_soon(node, "there is no link to it")
+        elif (obstacle := self._obstacle(node)) is not None:
+            self._lose_soon(node, obstacle)
+        else:
             self._waiting[node] = [(message, body)]
             self._own(self._dial(node, address))
-        else:
-            asyncio.get_running_loop().call_soon(self._on_lost, node, "there is no link to it")
 
     def send_all(self, effects: Sequence[SendTo]) -> None:
         """What goes to one node leaves together, so that it arrives together: a shard computes in one batch what is there."""
@@ -111,6 +117,16 @@ class PeerLinks:
             else:
                 left[effect.node] -= 1
                 self._send_on(links[-1], effect.message, effect.body, is_more=left[effect.node] > 0)
+
+    def _obstacle(self, node: bytes) -> str | None:
+        """Why a node is not even dialled."""
+        if not self._may_link(node):
+            return "it may have no link with this node"
+        return "too many nodes are being dialled" if len(self._dials) >= MAX_DIALS else None
+
+    def _lose_soon(self, node: bytes, reason: str) -> None:
+        """Whoever sends is not told in the middle of that."""
+        asyncio.get_running_loop().call_soon(self._on_lost, node, reason)
 
     def _send_on(self, link: Link, message: Message, body: bytes, *, is_more: bool = False) -> None:
         try:
@@ -148,8 +164,8 @@ class PeerLinks:
 
     def _own(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._dials.add(task)
+        task.add_done_callback(self._dials.discard)
 
     # ------------------------------------------------------------ the transport's callbacks
 
@@ -191,7 +207,7 @@ class PeerLinks:
 
     async def close(self) -> None:
         """Closes every link; nobody is reported lost any more."""
-        tasks = list(self._tasks)
+        tasks = list(self._dials)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -4,6 +4,7 @@ For loopback, tests and measurements; tls.py adds what a network needs.
 """
 
 import asyncio
+import logging
 import socket
 import ssl
 from collections.abc import Callable
@@ -17,11 +18,16 @@ from potluck.net.framed_link import CLOSE_TIMEOUT_S
 from potluck.net.host_limits import HostLimits, host_group
 from potluck.net.link import Admits, LinkHandler
 from potluck.net.sockets import bind, bound_address, tune_socket
+from potluck.wire.frame_decoder import HalfReceived
+from potluck.wire.frames import MAX_HALF_RECEIVED_BYTES
 from potluck.wire.handshake import Ticket
 
+_LOG = logging.getLogger(__name__)
 HANDSHAKE_TIMEOUT_S = 5.0
 MAX_HALF_OPEN = 64
 MAX_LINKS_OF_ONE_NODE = 16  # that it dialled: some for steps, some for bulk, some that are dead without our knowing
+# Of what has begun to arrive on them: as much as an honest node may have on one link, and as much again on one that is dead.
+MAX_HALF_RECEIVED_OF_ONE_NODE_BYTES = 2 * MAX_HALF_RECEIVED_BYTES
 _ACCEPT_PAUSE_S = 0.1
 
 
@@ -97,7 +103,8 @@ class TcpListener:
     """Accepts connections until closed. Those that have not authenticated are few, and the oldest makes room for the next.
 
     Few in all and few for each host. A host whose handshakes keep failing is cut off before the next one, and forgiven with time.
-    A node has so many links at most, of which the oldest makes room: no member can take all the handles there are.
+    A node has so many links at most, of which the oldest makes room: no member can take all the handles there are, and by messages
+    that it begins on all of them and never finishes, not all the memory.
     """
 
     def __init__(
@@ -113,6 +120,7 @@ class TcpListener:
         self._options = options
         self._half_open: dict[Connection, _HalfOpen] = {}  # oldest first
         self._links: dict[bytes, list[Connection]] = {}  # by node, oldest first
+        self._half_received: dict[bytes, HalfReceived] = {}  # by node
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
     def __repr__(self) -> str:
@@ -130,14 +138,22 @@ class TcpListener:
             self._drop(connection)
 
     async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
+        """Until it is cancelled, whatever fails: a node that nobody can reach is lost to its swarm, and would not know."""
+        told = ""
         while True:
             try:
-                tcp, remote = await loop.sock_accept(self._listening)
+                await self._accept_one()
             except OSError:  # out of file handles; those that wait keep waiting
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
-                continue
-            self._take(tcp, host_group(remote[0]))
+            except Exception as error:  # a loop that takes the handle for another's, say
+                if str(error) != told:  # it may be the same ten times a second
+                    told = str(error)
+                    _LOG.exception("a connection could not be accepted; %s goes on listening", self.address)
+                await asyncio.sleep(_ACCEPT_PAUSE_S)
+
+    async def _accept_one(self) -> None:
+        tcp, remote = await asyncio.get_running_loop().sock_accept(self._listening)
+        self._take(tcp, host_group(remote[0]))
 
     def _take(self, tcp: socket.socket, host: str) -> None:
         loop = asyncio.get_running_loop()
@@ -165,6 +181,11 @@ class TcpListener:
         except OSError:  # no TLS, not in time, or gone already: whoever it was gets no answer
             connection.abort()
             tcp.close()
+        except Exception:
+            _LOG.exception("a connection that was accepted could not be set up")
+            self._half_open.pop(connection, None)  # before it ends, which would be held against its host
+            connection.abort()
+            tcp.close()
 
     def _settled(self, connection: Connection) -> None:
         half_open = self._half_open.pop(connection, None)
@@ -178,6 +199,8 @@ class TcpListener:
     def _keep(self, connection: Connection) -> None:
         links = self._links.setdefault(connection.peer, [])
         links.append(connection)
+        new = HalfReceived(MAX_HALF_RECEIVED_OF_ONE_NODE_BYTES)
+        connection.share_memory(self._half_received.setdefault(connection.peer, new))
         connection.on_ended = self._forget
         if len(links) > MAX_LINKS_OF_ONE_NODE:
             links[0].cut("too many links of one node")
@@ -186,7 +209,7 @@ class TcpListener:
         links = self._links[connection.peer]
         links.remove(connection)
         if not links:
-            del self._links[connection.peer]
+            del self._links[connection.peer], self._half_received[connection.peer]
 
     def _drop(self, connection: Connection) -> None:
         # Not held against its host: it was pushed out, perhaps by the one stranger among many who share an address.

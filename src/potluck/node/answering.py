@@ -9,7 +9,7 @@ import msgspec
 from potluck.core.errors import BadRequest, ModelNotFound, NotEntitled, PotluckError, ShardUnavailable
 from potluck.core.exactness import Exactness, exactness_of
 from potluck.core.model_facts import ModelFacts
-from potluck.core.remembered import AnswerSoFar
+from potluck.core.remembered import Accounts
 from potluck.core.sampling_params import SamplingParams
 from potluck.gateway.answering import Answer, ModelCard, OpenModel
 from potluck.identity.keys import short_id
@@ -93,8 +93,8 @@ class PipelineModel:
     def arithmetic_of(self, request: GenerationRequest) -> int:
         return _common_arithmetic(self._node.orchestrator.pipeline_for(request, self._params))
 
-    async def recall(self, secret: bytes) -> AnswerSoFar | None:
-        return await self._node.recall(secret, self.card.weights_sha256)
+    async def recall(self, secret: bytes, most_tokens: int) -> Accounts:
+        return await self._node.recall(secret, self.card.weights_sha256, most_tokens)
 
     def start(self, request: GenerationRequest, label: str = "") -> Answer:
         params = msgspec.structs.replace(self._params, label=label)

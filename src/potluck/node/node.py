@@ -21,6 +21,7 @@ from potluck.core.errors import (
     ShardUnavailable,
 )
 from potluck.core.remembered import (
+    Accounts,
     AnswerSoFar,
     RememberedAnswers,
     answer_proof,
@@ -40,6 +41,7 @@ from potluck.trust.admission import Admission
 from potluck.trust.roster import Roster
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
+    MAX_HISTORY,
     AgedRecord,
     AnswerData,
     BulkLink,
@@ -353,13 +355,17 @@ class Node:
         known = [*live, self.orchestrator.recall(key), self._remembered.get(key, time.monotonic())]
         return functools.reduce(_longer, known)
 
-    async def recall(self, secret: bytes, weights_sha256: str) -> AnswerSoFar | None:
-        """What is remembered of an answer, here or by those who serve the model. Nobody is shown the secret, which opens the prompt."""
+    async def recall(self, secret: bytes, weights_sha256: str, most_tokens: int = MAX_HISTORY) -> Accounts:
+        """What is remembered of an answer, here or by those who serve the model. Nobody is shown the secret, which opens the prompt.
+
+        `most_tokens`: that the prompt and the answer can have; longer accounts are not even read.
+        """
         key = resume_key(secret)
         holders = [node for node in self.orchestrator.store.holders(weights_sha256) if node != self.id]
         linked = [node for node in holders if self.links.is_linked(node)][:_MAX_ASKED]
-        told = await self.orchestrator.ask_for_answer({node: answer_proof(key, self.id, node) for node in linked})
-        return _longer(self._recall_own(key), told)
+        proofs = {node: answer_proof(key, self.id, node) for node in linked}
+        told = await self.orchestrator.ask_for_answer(proofs, most_tokens)
+        return Accounts(self._recall_own(key), told)
 
     def _resume_keys(self) -> list[bytes]:
         live = [key for shard in self.shards for key in shard.core.resume_keys]

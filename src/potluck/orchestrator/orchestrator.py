@@ -32,7 +32,7 @@ from potluck.planner.costs import Links
 from potluck.planner.cover import Placed
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
-from potluck.wire.messages import AnswerData, Close, Described, Failed, Message, Opened, TokenizerData
+from potluck.wire.messages import MAX_HISTORY, AnswerData, Close, Described, Failed, Message, Opened, TokenizerData
 
 
 class PipelineOrchestrator:
@@ -124,9 +124,11 @@ class PipelineOrchestrator:
         """The manifest and the tokenizer of a model, as a shard has them; the caller checks them against the hash."""
         return await self._questions.fetch_tokenizer(node, weights_sha256)
 
-    async def ask_for_answer(self, proofs: Mapping[bytes, bytes]) -> AnswerSoFar | None:
-        """The longest account that any of them has of an answer that broke off; who does not answer soon is not waited for."""
-        return await self._questions.ask_for_answer(proofs)
+    async def ask_for_answer(
+        self, proofs: Mapping[bytes, bytes], most_tokens: int = MAX_HISTORY
+    ) -> tuple[AnswerSoFar, ...]:
+        """What any of them says about an answer that broke off; who does not answer soon is not waited for."""
+        return await self._questions.ask_for_answer(proofs, most_tokens)
 
     def on_answer(self, sender: bytes, message: Described | TokenizerData | AnswerData | Failed, body: bytes) -> None:
         self._questions.on_answer(sender, message, body)

@@ -22,9 +22,9 @@ _ANSWER_TIMEOUT_S = 5.0
 _RECALL_TIMEOUT_S = 0.5  # for all who are asked at once; a reader waits for it
 
 
-def _account(answer: Message, body: bytes) -> AnswerSoFar | None:
-    """None where it cannot be one."""
-    if not isinstance(answer, AnswerData) or len(body) % 4 or len(body) > 4 * MAX_HISTORY:
+def _account(answer: Message, body: bytes, most_tokens: int) -> AnswerSoFar | None:
+    """None where it cannot be one; looked at before the tokens become numbers, which take ten times the room."""
+    if not isinstance(answer, AnswerData) or len(body) % 4 or len(body) > 4 * most_tokens:
         return None
     account = AnswerSoFar(answer.prompt_length, unpacked_tokens(body))
     return account if 0 < account.prompt_length <= len(account.tokens) else None
@@ -65,10 +65,12 @@ class Questions:
             raise BadRequest("a shard answered with something else than a tokenizer")
         return body[: answer.manifest_bytes], body[answer.manifest_bytes :]
 
-    async def ask_for_answer(self, proofs: Mapping[bytes, bytes]) -> AnswerSoFar | None:
-        """The longest account that any of them has of an answer; who does not answer soon is not waited for. A proof for each node."""
+    async def ask_for_answer(
+        self, proofs: Mapping[bytes, bytes], most_tokens: int = MAX_HISTORY
+    ) -> tuple[AnswerSoFar, ...]:
+        """What any of them says about an answer; who does not answer soon is not waited for. A proof for each node."""
         if not proofs:
-            return None
+            return ()
         loop = asyncio.get_running_loop()
         questions = {node: functools.partial(GetAnswer, proof=proof) for node, proof in proofs.items()}
         asking = [loop.create_task(self.ask(node, question)) for node, question in questions.items()]
@@ -79,8 +81,8 @@ class Questions:
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
         answers = [task.result() for task in done if task.exception() is None]
-        accounts = [account for answer in answers if (account := _account(*answer)) is not None]
-        return max(accounts, key=lambda account: len(account.tokens), default=None)
+        accounts = (_account(answer, body, most_tokens) for answer, body in answers)
+        return tuple(account for account in accounts if account is not None)
 
     def on_answer(self, sender: bytes, message: Described | TokenizerData | AnswerData | Failed, body: bytes) -> None:
         """Taken from whoever was asked, and from nobody else; what nobody waits for is dropped."""

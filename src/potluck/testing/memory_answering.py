@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from potluck.core.errors import ContextLengthExceeded, ModelNotFound
 from potluck.core.exactness import Exactness
 from potluck.core.model_facts import ModelFacts, Rotary
-from potluck.core.remembered import AnswerSoFar, resume_key
+from potluck.core.remembered import Accounts, AnswerSoFar, resume_key
 from potluck.core.sampling_params import SamplingParams
 from potluck.core.tokenizer_spec import CONTROL, NORMAL, TokenizerSpec
 from potluck.gateway.answering import ModelCard
@@ -130,6 +130,7 @@ class MemoryModel:
         self.refusal: Exception | None = None
         self.arithmetic = 1  # 0: answers need not come out the same
         self.remembered: dict[bytes, AnswerSoFar] = {}  # by resume key
+        self.told: dict[bytes, Sequence[AnswerSoFar]] = {}  # by others
         self.requests: list[GenerationRequest] = []  # all that were started
 
     def request(self, prompt: Sequence[int], params: SamplingParams, max_tokens: int) -> GenerationRequest:
@@ -150,8 +151,9 @@ class MemoryModel:
     def arithmetic_of(self, request: GenerationRequest) -> int:
         return self.arithmetic
 
-    async def recall(self, secret: bytes) -> AnswerSoFar | None:
-        return self.remembered.get(resume_key(secret))
+    async def recall(self, secret: bytes, most_tokens: int) -> Accounts:
+        key = resume_key(secret)
+        return Accounts(self.remembered.get(key), tuple(self.told.get(key, ())))
 
     def start(self, request: GenerationRequest, label: str = "") -> MemoryAnswer:
         self.requests.append(request)

@@ -3,7 +3,7 @@
 Chunks are granted to the sender as soon as they were consumed, except on streams that the receiver holds.
 """
 
-from potluck.wire.frame_decoder import FrameDecoder
+from potluck.wire.frame_decoder import FrameDecoder, HalfReceived
 from potluck.wire.frame_writer import FrameWriter
 from potluck.wire.frames import MAX_QUEUED_BYTES, Buffer, Credited, Progress, Received, stream_of
 from potluck.wire.messages import Message
@@ -39,6 +39,14 @@ class Channel:
             else:
                 self.is_ended = True
         return received
+
+    def share(self, shared: HalfReceived) -> None:
+        """See FrameDecoder.share."""
+        self._decoder.share(shared)
+
+    def end(self) -> None:
+        """Nothing more is received."""
+        self._decoder.end()
 
     def consumed(self, received: Received) -> None:
         if received.chunks:

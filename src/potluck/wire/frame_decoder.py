@@ -1,4 +1,7 @@
-"""Frames to messages: bytes cut anywhere in, whole messages and credits out; every limit is checked on the header. No I/O."""
+"""Frames to messages: bytes cut anywhere in, whole messages and credits out. No I/O.
+
+Every limit is checked on the header, and those of a message's type as soon as it is known: what cannot be is not waited for.
+"""
 
 from collections.abc import Callable
 from typing import cast
@@ -39,7 +42,7 @@ _decode: Callable[[memoryview], Message] = msgspec.msgpack.Decoder(Message).deco
 class _Incoming:
     """A message that has not arrived whole."""
 
-    __slots__ = ("body_bytes", "data", "kind", "meta_bytes", "stream", "total_bytes")
+    __slots__ = ("body_bytes", "data", "kind", "message", "meta_bytes", "stream", "total_bytes")
 
     def __init__(self, kind: int, stream: int, meta_bytes: int, body_bytes: int) -> None:
         self.kind = kind
@@ -48,6 +51,18 @@ class _Incoming:
         self.body_bytes = body_bytes
         self.total_bytes = meta_bytes + body_bytes
         self.data = bytearray()  # grows with what arrives, never with what was announced
+        self.message: Message | None = None  # as soon as the meta is there
+
+
+class HalfReceived:
+    """What messages that were begun come to when complete, on all connections that share it."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self.used_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<HalfReceived {self.used_bytes} of {self.most_bytes} bytes>"
 
 
 class FrameDecoder:
@@ -59,6 +74,7 @@ class FrameDecoder:
         self._frame_left = 0
         self._half_received: dict[int, _Incoming] = {}
         self._half_received_bytes = 0  # when complete
+        self._shared = HalfReceived(MAX_HALF_RECEIVED_BYTES)
         self._ungranted: dict[int, int] = {}
         self._is_ended = False
         self._violation: str | None = None
@@ -80,6 +96,19 @@ class FrameDecoder:
             self._half_received.clear()
             raise
         return events
+
+    def share(self, shared: HalfReceived) -> None:
+        """From now on the bound holds for all who share it, beside the one of each."""
+        self._shared.used_bytes -= self._half_received_bytes
+        self._shared = shared
+        shared.used_bytes += self._half_received_bytes
+
+    def end(self) -> None:
+        """Nothing more comes; what was half received is forgotten."""
+        self._violation = self._violation or "more after the end"
+        self._half_received.clear()
+        self._current = None
+        self._count_half_received(-self._half_received_bytes)
 
     def grant(self, stream: int, chunks: int) -> None:
         """Chunks of a stream were consumed: the sender may send as many more."""
@@ -109,7 +138,7 @@ class FrameDecoder:
             if kind == MESSAGE and payload == meta + body <= end - place and meta <= URGENT_BYTES >= body and not value:
                 # The common case by far, a small message that arrived whole, takes the short way.
                 stop = place + meta
-                message = self._message(kind, stream, view[place:stop])
+                message = self._message(kind, stream, view[place:stop], body)
                 if stream in self._half_received:
                     raise ProtocolViolation("a message inside another one of its stream")
                 place = stop + body
@@ -148,7 +177,7 @@ class FrameDecoder:
         total = meta + body
         if (
             not 1 <= meta <= (MAX_LONG_META_BYTES if kind == LONG_MESSAGE else MAX_META_BYTES)
-            or body > MAX_BODY_BYTES
+            or body > (MAX_BODY_BYTES if kind == MESSAGE else 0)
             or value
         ):
             raise ProtocolViolation("a message larger than allowed")
@@ -180,9 +209,17 @@ class FrameDecoder:
         self._ungranted[stream] = ungranted
 
     def _check_half_received(self, total: int) -> None:
-        self._half_received_bytes += total
-        if len(self._half_received) >= MAX_HALF_RECEIVED or self._half_received_bytes > MAX_HALF_RECEIVED_BYTES:
+        self._count_half_received(total)
+        if (
+            len(self._half_received) >= MAX_HALF_RECEIVED
+            or self._half_received_bytes > MAX_HALF_RECEIVED_BYTES
+            or self._shared.used_bytes > self._shared.most_bytes
+        ):
             raise ProtocolViolation("too many messages begun and not finished")
+
+    def _count_half_received(self, more_bytes: int) -> None:
+        self._half_received_bytes += more_bytes
+        self._shared.used_bytes += more_bytes
 
     def _continue_frame(self, data: Buffer, place: int, events: list[Event]) -> int:
         """Take what there is of the current frame's payload; returns where it ends in the data."""
@@ -197,18 +234,26 @@ class FrameDecoder:
     def _end_frame(self, incoming: _Incoming, events: list[Event]) -> None:
         self._current = None
         chunks = 0 if is_urgent(incoming.meta_bytes, incoming.body_bytes) else 1
-        if len(incoming.data) < incoming.total_bytes:
+        self._look_at_meta(incoming)
+        if incoming.message is None or len(incoming.data) < incoming.total_bytes:
             self._half_received[incoming.stream] = incoming
             events.append(Progress(incoming.stream, chunks))
             return
         if self._half_received.pop(incoming.stream, None) is not None:
-            self._half_received_bytes -= incoming.total_bytes
+            self._count_half_received(-incoming.total_bytes)
         with memoryview(incoming.data) as view:
-            message = self._message(incoming.kind, incoming.stream, view[: incoming.meta_bytes])
             body = bytes(view[incoming.meta_bytes :])
-        events.append(Received(message, body, incoming.stream, chunks))
+        events.append(Received(incoming.message, body, incoming.stream, chunks))
 
-    def _message(self, kind: int, stream: int, meta: memoryview) -> Message:
+    def _look_at_meta(self, incoming: _Incoming) -> None:
+        """Not only when all is there: a body that its type cannot have must not be waited for."""
+        if incoming.message is None and len(incoming.data) >= incoming.meta_bytes:
+            with memoryview(incoming.data) as view:
+                incoming.message = self._message(
+                    incoming.kind, incoming.stream, view[: incoming.meta_bytes], incoming.body_bytes
+                )
+
+    def _message(self, kind: int, stream: int, meta: memoryview, body_bytes: int) -> Message:
         try:
             message = _decode(meta)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -218,4 +263,6 @@ class FrameDecoder:
             raise ProtocolViolation("a message on a stream that is not its session's")
         if kind == LONG_MESSAGE and not isinstance(message, Open | Rewire):
             raise ProtocolViolation("a long message of a type that is never long")
+        if body_bytes > message.most_body_bytes:
+            raise ProtocolViolation("a body that messages of its type do not have, or larger than theirs")
         return message

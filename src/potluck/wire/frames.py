@@ -2,7 +2,8 @@
 
 A message is its msgpack form (`meta`) followed by its body. Together they travel in frames of at most TENSOR_CHUNK_BYTES, on the
 stream of their session (the first four bytes of its id; 0 without a session). Small messages travel whole and overtake the bulk of
-other streams; bulk is sent on credit. Within a stream order is kept. Limits are checked on the header, before memory is taken.
+other streams; bulk is sent on credit. Within a stream order is kept. Limits are checked on the header, before memory is taken, and
+those of the message's own type as soon as the meta is there.
 """
 
 import enum
@@ -10,12 +11,12 @@ import struct
 
 import msgspec
 
-from potluck.wire.messages import Message
+from potluck.wire.messages import Message, Step
 
 URGENT_BYTES = 64 << 10  # meta and body up to this size each: one frame, no credit needed, overtakes bulk
 MAX_META_BYTES = 256 << 10
 MAX_LONG_META_BYTES = 8 << 20  # Open and Rewire, which carry a session's tokens
-MAX_BODY_BYTES = 256 << 20
+MAX_BODY_BYTES = Step.most_body_bytes  # no type has larger ones
 MAX_HALF_RECEIVED = 64  # messages of several frames under way in one direction …
 MAX_HALF_RECEIVED_BYTES = 512 << 20  # … and what they come to when complete
 MAX_BUSY_STREAMS = 1 << 16  # streams with chunks that were not credited yet

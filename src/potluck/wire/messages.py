@@ -1,11 +1,12 @@
 """Every message that nodes exchange, typed and bounded. No I/O; encoding is frames.py's, meaning is shard's and orchestrator's.
 
-A message is one of the structs below, with an optional body of raw bytes (token ids as little-endian int32, or activations in the
-codec that the message names). Session ids are 16 random bytes, one for each stage of a pipeline, so that a node can serve two stages
-of one; a message carries the receiver's, except to the head, which gets the sender's. Node ids are 32-byte public keys.
+A message is one of the structs below, with a body of raw bytes where its type has one (token ids as little-endian int32, or
+activations in the codec that the message names). Session ids are 16 random bytes, one for each stage of a pipeline, so that a node
+can serve two stages of one; a message carries the receiver's, except to the head, which gets the sender's. Node ids are 32-byte
+public keys.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -36,7 +37,7 @@ Microseconds = Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    pass
+    most_body_bytes: ClassVar[int] = 0  # no body, where a type does not say otherwise
 
 
 class Hop(msgspec.Struct, frozen=True, array_like=True):
@@ -157,6 +158,8 @@ class Step(_Message, frozen=True, tag="step"):
     one has no effect but to wake those who will handle it.
     """
 
+    most_body_bytes: ClassVar[int] = 256 << 20
+
     session: SessionId
     epoch: Epoch
     position: Position
@@ -174,6 +177,8 @@ class Result(_Message, frozen=True, tag="result"):
 
     The body holds the scores of the prompt's tokens that the chunk predicts, where the sampler was asked for them.
     """
+
+    most_body_bytes: ClassVar[int] = 1 << 20  # all tokens of the longest step, with all alternatives
 
     session: SessionId
     epoch: Epoch
@@ -311,6 +316,8 @@ class GetTokenizer(_Message, frozen=True, tag="get_tokenizer"):
 
 
 class TokenizerData(_Message, frozen=True, tag="tokenizer_data"):
+    most_body_bytes: ClassVar[int] = 2 * (64 << 20)
+
     nonce: int
     manifest_bytes: Annotated[int, Meta(ge=0, le=64 << 20)]
     tokenizer_bytes: Annotated[int, Meta(ge=0, le=64 << 20)]
@@ -325,6 +332,8 @@ class GetAnswer(_Message, frozen=True, tag="get_answer"):
 
 class AnswerData(_Message, frozen=True, tag="answer_data"):
     """The body holds token ids: the prompt's, `prompt_length` of them, and all that were chosen since."""
+
+    most_body_bytes: ClassVar[int] = 4 * MAX_HISTORY
 
     nonce: int
     prompt_length: Position
@@ -359,6 +368,8 @@ class GetChunk(_Message, frozen=True, tag="get_chunk"):
 
 class ChunkData(_Message, frozen=True, tag="chunk_data"):
     """The body holds the chunk. Whoever asked compares it with the manifest; nothing else says what it is."""
+
+    most_body_bytes: ClassVar[int] = 1 << 20
 
     nonce: int
 

@@ -243,26 +243,61 @@ def test_refusals_have_the_form_of_the_address_and_end_the_connection(path: str,
     assert is_expected(response.json())
 
 
+class Reader:
+    """A client that asks for a stream, and takes each part of it in the time that `takes_s` says; None: never."""
+
+    def __init__(self, answering: MemoryAnswering, takes_s: float | None, settings: ServiceSettings) -> None:
+        self.service = Service(answering, settings)
+        self.parts: list[bytes] = []
+        self._takes_s = takes_s
+
+    def ask(self) -> None:
+        inner = build_app(self.service, GuardSettings())
+        body = json.dumps({"messages": MESSAGES, "stream": True}).encode()
+        scope = {
+            "type": "http", "method": "POST", "path": "/v1/chat/completions", "raw_path": b"", "query_string": b"", "state": {},
+            "headers": [(b"host", b"localhost"), (b"content-length", str(len(body)).encode())], "root_path": "", "scheme": "http",
+        }  # fmt: skip
+        told: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Any:
+            return told.pop() if told else await asyncio.Event().wait()
+
+        asyncio.run(asyncio.wait_for(inner(scope, receive, self._take), 20))
+
+    async def _take(self, message: Any) -> None:
+        if message["type"] != "http.response.body":
+            return
+        if self._takes_s is None:
+            await asyncio.Event().wait()
+        elif self._takes_s:
+            await asyncio.sleep(self._takes_s)
+        self.parts.append(message["body"])
+
+
 def test_a_client_that_stops_reading_loses_its_turn() -> None:
     answering = MemoryAnswering("Hi there")
-    service = Service(answering, ServiceSettings(reader_patience_s=0.01))
-    inner = build_app(service, GuardSettings())
-    body = json.dumps({"messages": MESSAGES, "stream": True}).encode()
-    scope = {
-        "type": "http", "method": "POST", "path": "/v1/chat/completions", "raw_path": b"", "query_string": b"", "state": {},
-        "headers": [(b"host", b"localhost"), (b"content-length", str(len(body)).encode())], "root_path": "", "scheme": "http",
-    }  # fmt: skip
-    told: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
+    reader = Reader(answering, None, ServiceSettings(reader_patience_s=0.01))
+    reader.ask()
+    assert reader.parts == []
+    assert (reader.service.gate.admission.running_count, answering.model.running) == (0, 0)
 
-    async def receive() -> Any:
-        return told.pop() if told else await asyncio.Event().wait()
 
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.body":
-            await asyncio.Event().wait()
+def test_a_client_that_sips_its_answer_loses_its_turn() -> None:
+    """No single wait is long enough to be one that has stopped."""
+    answering = MemoryAnswering("Hi there" * 100)
+    reader = Reader(answering, 0.02, ServiceSettings(reader_patience_s=0.5, least_reading_bytes_per_s=1e6))
+    reader.ask()
+    assert 1 < len(reader.parts) < 50
+    assert (reader.service.gate.admission.running_count, answering.model.running) == (0, 0)
 
-    asyncio.run(asyncio.wait_for(inner(scope, receive, send), 5))
-    assert (service.gate.admission.running_count, answering.model.running) == (0, 0)
+
+def test_a_client_that_waits_for_a_slow_answer_keeps_its_turn() -> None:
+    answering = MemoryAnswering("Hi there")
+    answering.model.step_s = 0.1
+    reader = Reader(answering, 0.0, ServiceSettings(reader_patience_s=0.5, least_reading_bytes_per_s=1e6))
+    reader.ask()
+    assert reader.parts[-1].endswith(b"data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize(

@@ -272,15 +272,6 @@ def test_the_same_body_in_other_words_is_the_same_body() -> None:
     assert len(split(resume(MemoryAnswering("abc"), CHAT, again, whole[2][0]))) == len(whole) - 3
 
 
-@pytest.mark.parametrize("token", [-1, 1 << 30])
-def test_an_account_with_tokens_that_the_model_does_not_have_is_refused(token: int) -> None:
-    answering, body = MemoryAnswering("abc"), body_of(CHAT, {})
-    event_id = first_id(post(app_of(answering), CHAT, body))
-    prompt, secret = answering.model.requests[0].prompt, read_event_id(event_id).handle.secret
-    answering.model.remembered = {resume_key(secret): AnswerSoFar(len(prompt), (*prompt, token))}
-    assert code_of(resume(answering, CHAT, body, event_id)) == (409, "resume_impossible")
-
-
 def test_more_events_than_there_are_is_refused() -> None:
     body = body_of(CHAT, {})
     whole = split(post(app_of(MemoryAnswering("abc")), CHAT, body))
@@ -303,6 +294,83 @@ def test_what_nobody_remembers_is_made_again_only_where_it_comes_out_the_same(in
     rest = split(resume(second, CHAT, body, whole[1][0]))  # with memory it does not matter
     assert len(rest) == len(whole) - 2
     assert read_event_id(rest[0][0]).handle.arithmetic == 0
+
+
+class Liars:
+    """An answer of eight letters of which a client has had the first three, and what is said about it."""
+
+    def __init__(self, is_bitwise: bool) -> None:
+        first, self.second, self.body = MemoryAnswering("abcdefgh"), MemoryAnswering("abcdefgh"), body_of(CHAT, {})
+        self.second.model.arithmetic = int(is_bitwise)
+        self._whole = split(post(app_of(first), CHAT, self.body))
+        [self.request] = first.model.requests
+        self._last_id = self._whole[3][0]  # the role was the first
+        self._key = resume_key(read_event_id(self._last_id).handle.secret)
+        self._tokenizer = first.model.tokenizer
+
+    def account(self, text: str) -> AnswerSoFar:
+        chosen = self._tokenizer.encode(text, parse_special=False, add_special=False)
+        return AnswerSoFar(len(self.request.prompt), (*self.request.prompt, *chosen))
+
+    def of_another_prompt(self) -> AnswerSoFar:
+        return AnswerSoFar(3, (5, 6, 7, *[0] * 50))
+
+    def with_token(self, token: int) -> AnswerSoFar:
+        account = self.account("abcde")
+        return account._replace(tokens=(*account.tokens, token))
+
+    def too_long(self) -> AnswerSoFar:
+        account = self.account("abc")
+        return account._replace(tokens=(*account.tokens, *[5] * self.request.max_tokens))
+
+    def resumed(self, told: Sequence[AnswerSoFar], own: AnswerSoFar | None = None) -> httpx.Response:
+        self.second.model.remembered = {} if own is None else {self._key: own}
+        self.second.model.told = {self._key: told}
+        return resume(self.second, CHAT, self.body, self._last_id)
+
+    def begun(self, told: Sequence[AnswerSoFar], own: AnswerSoFar | None = None) -> str:
+        """What the generation began with; the client gets the rest of its answer, to the byte."""
+        rest = split(self.resumed(told, own))
+        assert shown(rest) == shown(self._whole[4:])
+        return self._tokenizer.decode(self.second.model.requests[-1].begun)
+
+    def misfits(self) -> list[AnswerSoFar]:
+        return [self.of_another_prompt(), self.with_token(-1), self.with_token(1 << 30), self.too_long()]
+
+
+def test_what_cannot_be_an_account_of_this_answer_counts_for_nothing() -> None:
+    """However long it is: otherwise one liar could spoil every reconnect."""
+    bitwise, inexact = Liars(is_bitwise=True), Liars(is_bitwise=False)
+    for misfit in bitwise.misfits():
+        assert bitwise.begun([misfit]) == ""
+        assert code_of(inexact.resumed([misfit])) == (409, "resume_impossible")
+        for liars in (bitwise, inexact):
+            assert liars.begun([misfit, liars.account("abcd"), misfit]) == "abcd"
+            assert liars.begun([liars.account("abcd")], own=misfit) == "abcd"
+
+
+def test_who_contradicts_this_nodes_own_memory_is_not_believed() -> None:
+    for liars in (Liars(is_bitwise=True), Liars(is_bitwise=False)):
+        lie = liars.account("abXXXXXX")
+        assert liars.begun([lie], own=liars.account("abcd")) == "abcd"
+        assert liars.begun([lie, liars.account("abcdXXXX")], own=liars.account("abcd")) == "abcd"
+        others = [liars.account("aXXXXXXX"), liars.account("abcde")]
+        assert liars.begun(others, own=liars.account("ab")) == "abcde"  # its own is too short
+
+
+def test_no_more_is_believed_of_anybody_than_the_client_has_had() -> None:
+    for liars in (Liars(is_bitwise=True), Liars(is_bitwise=False)):
+        assert liars.begun([liars.account("abcdeXX"), liars.account("abcde"), liars.account("ab")]) == "abcde"
+        assert liars.begun([liars.account("abc"), liars.account("ab")]) == "abc"  # no more than that is known
+
+
+def test_where_accounts_contradict_each_other_the_answer_is_made_again_or_not_at_all() -> None:
+    bitwise, inexact = Liars(is_bitwise=True), Liars(is_bitwise=False)
+    for lie in ("abX", "XXXXXXXX"):
+        assert bitwise.begun([bitwise.account("abcd"), bitwise.account(lie)]) == ""
+        refused = inexact.resumed([inexact.account(lie), inexact.account("abcd")])
+        assert code_of(refused) == (409, "resume_impossible")
+        assert "contradict each other" in refused.text
 
 
 def test_tokens_that_come_out_differently_end_the_attempt() -> None:

@@ -36,10 +36,10 @@ def echo(link: Link, message: Message, body: bytes) -> None:
 def test_messages_go_both_ways(net: Net) -> None:
     async def main() -> None:
         ends = await connect(net, echo)
-        sent = [(step(1), b"x" * 2304), (describe(5), b""), (opening(2, 50), b"body"), (close(1), b"")]
+        sent = [(step(1), b"x" * 2304), (describe(5), b""), (opening(2, 50), b""), (step(3), b"body"), (close(1), b"")]
         for message, body in sent:
             ends.link.send(message, body)
-        await ends.dialer.until_count(4)
+        await ends.dialer.until_count(len(sent))
         assert ends.dialer.received == ends.accepter.received == sent
         assert ends.link.peer == ACCEPTER.node_id
         assert ends.there.peer == DIALER.node_id

@@ -1,4 +1,4 @@
-"""Links by node, where a node loses its welcome: cut at once, and not taken up again."""
+"""Links by node: who is dialled, and where a node loses its welcome: cut at once, and not taken up again."""
 
 import asyncio
 
@@ -6,11 +6,35 @@ import pytest
 
 from potluck.core.errors import WrongPeer
 from potluck.identity.keys import NodeKey
-from potluck.net.memory import MemoryNetwork
-from potluck.net.peers import PeerLinks
+from potluck.net.link import LinkHandler, admit_anyone
+from potluck.net.memory import MemoryLink, MemoryNetwork, MemoryTransport
+from potluck.net.peers import MAX_DIALS, PeerLinks
+from potluck.wire.handshake import Ticket
 from potluck.wire.messages import Message
 from tests.support.link_ends import ACCEPTER, DIALER, OTHER, run_test
 from tests.support.wire_messages import describe
+
+
+class CountingTransport(MemoryTransport):
+    """Counts what it dials; where `is_dark`, nothing that it dials ever answers."""
+
+    def __init__(self, network: MemoryNetwork, node: bytes) -> None:
+        super().__init__(network, node, admit_anyone)
+        self.dialled: list[str] = []
+        self.is_dark = False
+        self._light = asyncio.Event()
+
+    async def dial(
+        self, address: str, node: bytes | None, handler: LinkHandler, timeout_s: float, ticket: Ticket | None = None
+    ) -> MemoryLink:
+        self.dialled.append(address)
+        if self.is_dark:
+            await self._light.wait()
+        return await super().dial(address, node, handler, timeout_s, ticket)
+
+    def light_up(self) -> None:
+        self.is_dark = False
+        self._light.set()
 
 
 class End:
@@ -20,11 +44,11 @@ class End:
         self.received: list[bytes] = []
         self.lost: list[tuple[bytes, str]] = []
         self.unwelcome: set[bytes] = set()
-        self._transport = network.transport(key.node_id)
-        self.links = PeerLinks(key.node_id, self._transport, self._on_message, self._on_lost, self._may_link)
+        self.transport = CountingTransport(network, key.node_id)
+        self.links = PeerLinks(key.node_id, self.transport, self._on_message, self._on_lost, self._may_link)
 
     async def listen(self) -> str:
-        return (await self._transport.listen("memory:0", self.links)).address
+        return (await self.transport.listen("memory:0", self.links)).address
 
     def _on_message(self, node: bytes, message: Message, body: bytes) -> None:
         self.received.append(node)
@@ -90,10 +114,47 @@ def test_nobody_dials_a_node_that_may_have_no_link() -> None:
         there.unwelcome.add(ACCEPTER.node_id)
         with pytest.raises(WrongPeer):
             await there.links.connect(address)
+        assert there.transport.dialled == [address]
+        there.links.send(ACCEPTER.node_id, address, describe())
+        assert there.lost == []  # whoever sends hears of it afterwards, as of any dial that fails
+        await settle()
+        assert there.lost == [(ACCEPTER.node_id, "it may have no link with this node")]
+        assert there.transport.dialled == [address]
+        assert here.received == []
+
+    run_test(main())
+
+
+def test_only_so_many_nodes_are_dialled_at_a_time() -> None:
+    """Whoever makes a node send to ever new nodes at ever new addresses does not get all its file handles, nor a port scanner."""
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        here, there = End(network, ACCEPTER), End(network, DIALER)
+        address = await here.listen()
+        there.transport.is_dark = True
+        nodes = [number.to_bytes(32, "big") for number in range(MAX_DIALS + 10)]
+        for node in nodes:
+            there.links.send(node, "memory:nowhere", describe())
+            there.links.send(node, "memory:nowhere", describe())
+        assert there.lost == []
+        await settle()
+        assert len(there.transport.dialled) == MAX_DIALS
+        assert set(there.lost) == {(node, "too many nodes are being dialled") for node in nodes[MAX_DIALS:]}
+        there.links.drop(nodes[0], "of no interest any more")
         there.links.send(ACCEPTER.node_id, address, describe())
         await settle()
-        assert there.lost[0][0] == ACCEPTER.node_id
-        assert here.received == []
+        assert len(there.transport.dialled) == MAX_DIALS  # a dial that nobody waits for is one all the same
+        there.transport.light_up()
+        await settle()
+        assert {node for node, reason in there.lost if reason.startswith("cannot be reached")} == set(
+            nodes[1:MAX_DIALS]
+        )
+        there.links.send(ACCEPTER.node_id, address, describe())
+        await settle()
+        assert here.received == [DIALER.node_id]
+        await there.links.close()
+        await settle()
 
     run_test(main())
 

@@ -17,7 +17,7 @@ from potluck.net.link import Admits, LinkHandler, admit_anyone
 from potluck.net.tcp import MAX_HALF_OPEN, TcpListener, TcpTransport
 from potluck.net.tls import TlsTransport
 from potluck.wire.frame_writer import FrameWriter
-from potluck.wire.frames import HEADER, Kind
+from potluck.wire.frames import HEADER, HEADER_BYTES, Kind
 from potluck.wire.handshake import (
     AUTH_BYTES,
     HELLO_BYTES,
@@ -414,6 +414,45 @@ def test_closing_the_listener_ends_half_open_connections(kind: str) -> None:
     run_test(main())
 
 
+@pytest.mark.parametrize("failing", ["sock_accept", "connect_accepted_socket"])
+def test_a_loop_that_fails_does_not_end_the_listening(
+    kind: str, failing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """uvloop has said of a handle that another transport uses it, and that is no error of the system's."""
+
+    async def main() -> None:
+        limits = HostLimits()
+        listener = await listen(kind, Recorder(), limits=limits)
+        loop = asyncio.get_running_loop()
+        works, failures = getattr(loop, failing), 0
+
+        async def fail_twice(*args: Any, **options: Any) -> Any:
+            nonlocal failures
+            failures += 1
+            if failures > 2:
+                return await works(*args, **options)
+            raise RuntimeError("File descriptor 7 is used by transport")
+
+        setattr(loop, failing, fail_twice)
+        strangers = [
+            await Stranger.connect("tcp", listener.address) for _ in range(3)
+        ]  # the first ends the call under way
+        async with asyncio.timeout(PATIENCE_S):
+            while failures < 2:  # noqa: ASYNC110 - nobody else wants an event for this
+                await asyncio.sleep(0.01)
+        await assert_serves(kind, listener)
+        assert "is used by transport" in caplog.text
+        assert limits.hosts == 0  # none of that is the host's fault
+        for stranger in strangers:
+            stranger.leave()
+        await settle(listener)
+        listener.close()
+        await asyncio.sleep(0.01)
+        assert listener._accepting.cancelled()
+
+    run_test(main())
+
+
 BAD_FRAMES = {
     "oversize": HEADER.pack(Kind.MESSAGE, 0, 0, 1, 1 << 20, 50, 0xFFFFFFFF, 0),
     "unknown kind": HEADER.pack(77, 0, 0, 0, 0, 0, 0, 0),
@@ -468,6 +507,42 @@ def test_a_node_with_too_many_links_loses_its_oldest_and_nobody_else_does(
         listener.close()
 
     monkeypatch.setattr("potluck.net.tcp.MAX_LINKS_OF_ONE_NODE", 4)
+    run_test(main())
+
+
+def begun(session: int, size: int) -> bytes:
+    """The first frame of a message that is never finished."""
+    writer = FrameWriter()
+    writer.push(step(session), bytes(size))
+    return b"".join(writer.take_frame())
+
+
+def test_messages_that_a_node_never_finishes_count_over_all_its_links(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        handler = Recorder()
+        listener = await listen(kind, handler)
+        links = [await Stranger.connect(kind, listener.address) for _ in range(4)]
+        for link, key in zip(links, (DIALER, DIALER, DIALER, OTHER), strict=True):
+            await link.authenticate(key)
+        for link in (links[0], links[1], links[3]):
+            link.writer.write(begun(1, 3 << 20))
+            await link.read(HEADER_BYTES)  # the credit for the first frame
+        links[2].writer.write(begun(1, 3 << 20))
+        assert await links[2].is_cut_off()
+        assert handler.lost == ["protocol violation: too many messages begun and not finished"]
+        links[0].leave()  # and what it had begun is forgotten
+        await handler.until(lambda recorder: len(recorder.lost) == 2)
+        links[1].writer.write(begun(2, 3 << 20))
+        assert len(await links[1].read(HEADER_BYTES)) == HEADER_BYTES
+        for link in links:
+            link.leave()
+        await handler.until(lambda recorder: len(recorder.lost) == 4)
+        assert not listener._half_received
+        listener.close()
+
+    monkeypatch.setattr("potluck.net.tcp.MAX_HALF_RECEIVED_OF_ONE_NODE_BYTES", 7 << 20)
     run_test(main())
 
 

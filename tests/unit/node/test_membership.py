@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from potluck.core.errors import NotEntitled, PeerRefused, ShardUnavailable
-from potluck.core.remembered import AnswerSoFar, answer_proof, resume_key
+from potluck.core.remembered import Accounts, AnswerSoFar, answer_proof, resume_key
 from potluck.identity.keys import NodeKey
 from potluck.net.memory import MemoryNetwork
 from potluck.node.answering import NodeAnswering
@@ -219,12 +219,13 @@ def test_the_tokens_of_an_answer_are_given_to_members_who_have_its_secret(
         question = GetAnswer(4, answer_proof(resume_key(secret), GUEST.node_id, FOUNDER.node_id))
         answer = founder._answer_so_far(GUEST.node_id, question).message
         assert expected == (answer.code if isinstance(answer, Failed) else "5, 6, 7")
-        assert await guest.recall(secret, "5" * 64) is None  # who does not serve the model is not asked
+        assert await guest.recall(secret, "5" * 64) == Accounts()  # who does not serve the model is not asked
         info = ShardInfo("m", "5" * 64, 1, 2, Stage(0, 2, True, True), True, 4, 0, 0, 10)
         guest.orchestrator.store.put(FOUNDER.node_id, "f:1", Described(0, FOUNDER.node_id, "1", (info,), 1, ()))
         told = await guest.recall(secret, "5" * 64)
-        assert told == (AnswerSoFar(1, (5, 6, 7)) if expected == "5, 6, 7" else None)
-        assert await founder.recall(b"s" * 16, "5" * 64) == AnswerSoFar(1, (5, 6, 7))  # its own
+        assert told == Accounts(None, (AnswerSoFar(1, (5, 6, 7)),) if expected == "5, 6, 7" else ())
+        assert await guest.recall(secret, "5" * 64, most_tokens=2) == Accounts()
+        assert await founder.recall(b"s" * 16, "5" * 64) == Accounts(AnswerSoFar(1, (5, 6, 7)))
         overheard = founder._answer_so_far(FOUNDER.node_id, question).message  # a proof is its asker's alone
         assert isinstance(overheard, Failed)
         assert overheard.code == "resume_impossible"

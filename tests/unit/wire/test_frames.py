@@ -4,14 +4,18 @@ import itertools
 import random
 import tracemalloc
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from potluck.core.errors import LinkFull, ProtocolViolation, WireMisuse
 from potluck.core.limits import TENSOR_CHUNK_BYTES, TENSOR_FLOW_CONTROL_WINDOW
+from potluck.core.sampling_params import MAX_TOP_LOGPROBS
+from potluck.identity.signed import Signed
+from potluck.weights.manifest import CHUNK_BYTES
 from potluck.wire.channel import Channel
-from potluck.wire.frame_decoder import FrameDecoder
+from potluck.wire.frame_decoder import FrameDecoder, HalfReceived
 from potluck.wire.frame_writer import FrameWriter
 from potluck.wire.frames import (
     HEADER,
@@ -28,8 +32,28 @@ from potluck.wire.frames import (
     Received,
     stream_of,
 )
-from potluck.wire.messages import MAX_HISTORY, Message
-from tests.support.wire_messages import close, describe, opening, session_id, session_of, step
+from potluck.wire.messages import (
+    MAX_HISTORY,
+    MAX_STEP_TOKENS,
+    AgedRecord,
+    AnswerData,
+    ChunkData,
+    Message,
+    Records,
+    Result,
+    Step,
+    TokenizerData,
+)
+from potluck.wire.prompt_scores import TokenScore, encode_scores
+from tests.support.wire_messages import (
+    close,
+    describe,
+    one_of_every_message,
+    opening,
+    session_id,
+    session_of,
+    step,
+)
 
 MIB = 1 << 20
 
@@ -102,10 +126,11 @@ def test_any_cut_gives_the_same_messages(sizes: list[int], cuts: list[int]) -> N
 
 def test_byte_by_byte() -> None:
     writer, decoder = FrameWriter(), FrameDecoder()
-    writer.push(opening(history=300), b"body")
+    writer.push(step(), b"body")
+    writer.push(opening(history=300))
     writer.push(describe())
     received = [each for byte in all_bytes(writer) for each in messages(decoder, bytes([byte]))]
-    assert received == [(opening(history=300), b"body"), (describe(), b"")]
+    assert received == [(step(), b"body"), (opening(history=300), b""), (describe(), b"")]
 
 
 def test_longest_history_passes_and_takes_bounded_memory() -> None:
@@ -321,7 +346,7 @@ def test_no_credit_is_sent_after_goodbye() -> None:
 @pytest.mark.parametrize("size", [1, 23, 24, 60])
 def test_nothing_may_follow_goodbye(size: int) -> None:
     writer = FrameWriter()
-    writer.push(describe(5), b"x" * 40)
+    writer.push(step(5), b"x" * 40)
     more = all_bytes(writer)[:size]
     with pytest.raises(ProtocolViolation, match="goodbye"):
         Channel().receive(header(Kind.GOODBYE, stream=0) + more)
@@ -397,6 +422,7 @@ BAD_HEADERS = {
     "long meta": header(Kind.MESSAGE, payload=MIB, meta=MAX_META_BYTES + 1),
     "too long meta": header(Kind.LONG_MESSAGE, payload=MIB, meta=MAX_LONG_META_BYTES + 1),
     "largest numbers": header(Kind.MESSAGE, 2**32 - 1, 2**32 - 1, 2**32 - 1, 2**32 - 1, 2**32 - 1),
+    "long message with a body": header(Kind.LONG_MESSAGE, payload=MIB, meta=MAX_META_BYTES + 1, body=MIB),
     "too long body": header(Kind.MESSAGE, payload=MIB, meta=50, body=MAX_BODY_BYTES + 1),
     "small message in pieces": header(Kind.MESSAGE, payload=100, meta=50, body=1000),
     "small message with more": header(Kind.MESSAGE, payload=2000, meta=50, body=1000),
@@ -463,8 +489,8 @@ def test_small_message_inside_a_large_one_of_its_stream_is_refused() -> None:
 def test_too_many_messages_begun() -> None:
     decoder = FrameDecoder()
     start, _ = half_sent(1, 2 * MIB)
-    for stream in range(2, MAX_HALF_RECEIVED + 2):
-        decoder.feed(start[:4] + stream.to_bytes(4, "little") + start[8:])
+    for session in range(2, MAX_HALF_RECEIVED + 2):
+        decoder.feed(half_sent(session, 2 * MIB)[0])
     with pytest.raises(ProtocolViolation, match="too many"):
         decoder.feed(start)
 
@@ -477,6 +503,28 @@ def test_too_many_bytes_begun() -> None:
             decoder.feed(start)
     with pytest.raises(ProtocolViolation, match="too many"):
         decoder.feed(start)
+
+
+def test_too_many_bytes_begun_on_several_connections_together() -> None:
+    shared = HalfReceived(5 * MIB)
+    first, second, third = FrameDecoder(), FrameDecoder(), FrameDecoder()
+    start, rest = half_sent(1, 2 * MIB)
+    first.feed(start)  # before it shares
+    for decoder in (first, second, third):
+        decoder.share(shared)
+    second.feed(start)
+    with pytest.raises(ProtocolViolation, match="too many"):
+        third.feed(start)
+    third.end()
+    first.feed(rest)
+    third = FrameDecoder()
+    third.share(shared)
+    third.feed(start)
+    for decoder in (second, third, third):
+        decoder.end()
+    assert shared.used_bytes == 0
+    with pytest.raises(ProtocolViolation):
+        second.feed(rest)
 
 
 def test_announced_sizes_take_no_memory() -> None:
@@ -529,6 +577,48 @@ def test_violation_by_chunked_meta() -> None:
     meta = b"\x92\xa5close\xc4\x10" + session_id(1) + bytes(MAX_META_BYTES)
     with pytest.raises(ProtocolViolation):
         FrameDecoder().feed(with_meta(meta, kind=Kind.LONG_MESSAGE))
+
+
+# ---------------------------------------------------------------- bodies
+
+BODIES: dict[type, int] = {
+    Step: MAX_BODY_BYTES,
+    Result: MAX_STEP_TOKENS
+    * len(encode_scores([TokenScore(0.0, True, ((1, 0.0),) * MAX_TOP_LOGPROBS)], MAX_TOP_LOGPROBS)),
+    TokenizerData: 128 * MIB,
+    AnswerData: 4 * MAX_HISTORY,
+    ChunkData: CHUNK_BYTES,
+}  # what those who send them may have to say; all other types have none
+
+
+@pytest.mark.parametrize("message", one_of_every_message(), ids=lambda message: type(message).__name__)
+def test_a_body_that_its_type_does_not_have_is_refused_before_it_comes(message: Message) -> None:
+    """Small, and large: then with the first frame, not when hundreds of megabytes have been waited for."""
+    most = BODIES.get(type(message), 0)
+    assert most <= type(message).most_body_bytes <= most + most // 20
+    for size in (1, URGENT_BYTES + 1, 2 * MIB, MAX_BODY_BYTES):
+        writer, decoder = FrameWriter(max_queued_bytes=1 << 40), FrameDecoder()
+        writer.push(message, bytes(size))
+        first = frame_of(writer)
+        if size <= most:
+            [event] = decoder.feed(first)
+            assert isinstance(event, Received if size < MIB else Progress)
+            continue
+        with pytest.raises(ProtocolViolation, match="a body"):
+            decoder.feed(first)
+
+
+def test_a_meta_of_several_frames_is_looked_at_when_it_is_there() -> None:
+    """A first frame that ends before it does not hide the type for long."""
+    record = AgedRecord(Signed("advert", bytes(700), bytes(32), bytes(64)), 0)
+    meta = msgspec.msgpack.encode(Records((record,) * 100))
+    assert URGENT_BYTES < len(meta) < 2 * URGENT_BYTES
+    decoder = FrameDecoder()
+    first = header(Kind.MESSAGE, 0, URGENT_BYTES, len(meta), MAX_BODY_BYTES) + meta[:URGENT_BYTES]
+    assert decoder.feed(first) == [Progress(0, 1)]
+    rest = meta[URGENT_BYTES:].ljust(URGENT_BYTES, b"x")
+    with pytest.raises(ProtocolViolation, match="a body"):
+        decoder.feed(header(Kind.CHUNK, 0, URGENT_BYTES, value=URGENT_BYTES) + rest)
 
 
 def test_chunk_size_is_the_named_constant() -> None:
