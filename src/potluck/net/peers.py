@@ -62,6 +62,9 @@ class PeerLinks:
         `ticket`: an invite that is redeemed there. WrongPeer also where `may_link` has something against whoever answers.
         """
         link = await self._transport.dial(address, node, self, timeout_s, ticket)
+        if node is None and link not in (known := self._links.get(link.peer, ())) and known:
+            link.close()  # found at another of its addresses: what is on its way keeps its order on one link
+            return link.peer
         if not self._adopt(link):
             raise WrongPeer(f"node {short_id(link.peer)} answers there, which is not one of this swarm")
         return link.peer
@@ -132,8 +135,8 @@ class PeerLinks:
         try:
             link.send(message, body, is_more=is_more)
         except PotluckError as error:
-            # Closed or full: either way what follows would have a hole in it.
-            self.on_lost(link, str(error))
+            # Closed or full: either way what follows would have a hole in it. Whoever sends is not told in the middle of that.
+            asyncio.get_running_loop().call_soon(self.on_lost, link, str(error))
             link.abort()
 
     def _queue(self, node: bytes, message: Message, body: bytes) -> None:
@@ -142,7 +145,7 @@ class PeerLinks:
             waiting.append((message, body))
         else:
             self._waiting.pop(node)
-            self._on_lost(node, "too much waits for its link")
+            self._lose_soon(node, "too much waits for its link")
 
     async def _dial(self, node: bytes, address: str) -> None:
         try:

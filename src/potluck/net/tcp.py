@@ -65,6 +65,9 @@ class TcpTransport:
         except OSError as error:
             connection.abort()
             raise DialFailed(f"cannot reach {address}: {error.strerror or error}") from error
+        except UnicodeError as error:  # labels that no name may have
+            connection.abort()
+            raise DialFailed(f"{address} cannot be the name of a machine") from error
         except BaseException:
             connection.abort()
             raise

@@ -70,10 +70,10 @@ class Repair:
             return Decision(Deed.ABORT, reason=(message.code, message.message))
         if message.code == "outbox_dropped":
             return self._on_outbox_dropped(stage, message, moved_s, now_s, is_running=is_running)
+        self.troubles.last_refusal = (message.code, message.message)  # how the answer ends where nobody takes over
         culprits = pipeline.on(message.culprit)
         if not culprits:
             # It blames the head, or somebody who is not part of this: whoever is right, the two cannot go on together.
-            self.troubles.last_refusal = (message.code, message.message)
             culprits = [stage]
         elif message.code in UNFIT:
             culprits = self.blame.of_rubbish(stage, culprits, pipeline.stages)
@@ -126,6 +126,7 @@ class Repair:
     def on_rubbish(self, stage: HeadStage, problem: str, moved_s: float, now_s: float) -> Decision:
         """What cannot be a result has come from the last stage, to the head itself."""
         self._counters["shard_corruption"] += 1
+        self.troubles.last_refusal = ("shard_corruption", problem)
         self.blame.distrust(stage.placed.node)
         return self.lose([stage], problem, moved_s, now_s, "shard_corruption")
 

@@ -16,7 +16,7 @@ from potluck.core.remembered import PROOF_BYTES
 from potluck.core.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from potluck.identity.signed import Signed
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 MAX_POSITIONS = 1 << 20
 MAX_STEP_TOKENS = 4096
 MAX_HISTORY = 1 << 20

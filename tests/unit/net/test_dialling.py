@@ -45,3 +45,9 @@ def test_a_failure_is_told_in_the_systems_words() -> None:
 
     with pytest.raises(DialFailed, match=r"^cannot reach 127.0.0.1:\d+: Connection refused$"):
         run_test(dial())
+
+
+@pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.local"])
+def test_a_name_that_cannot_be_one_is_a_failed_dial(host: str) -> None:
+    with pytest.raises(DialFailed):
+        run_test(TcpTransport(DIALER, admit_anyone).dial(f"{host}:7777", None, Recorder(), PATIENCE_S))

@@ -8,7 +8,7 @@ from potluck.core.errors import WrongPeer
 from potluck.identity.keys import NodeKey
 from potluck.net.link import LinkHandler, admit_anyone
 from potluck.net.memory import MemoryLink, MemoryNetwork, MemoryTransport
-from potluck.net.peers import MAX_DIALS, PeerLinks
+from potluck.net.peers import _MAX_WAITING, MAX_DIALS, PeerLinks
 from potluck.wire.handshake import Ticket
 from potluck.wire.messages import Message
 from tests.support.link_ends import ACCEPTER, DIALER, OTHER, run_test
@@ -84,6 +84,49 @@ def test_a_dropped_node_is_cut_off_and_reported_once() -> None:
         assert third.lost == []
         await third.links.close()
         await settle()
+
+    run_test(main())
+
+
+def test_a_node_that_is_found_twice_keeps_its_one_link() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        here, there = End(network, ACCEPTER), End(network, DIALER)
+        address = await here.listen()
+        for _ in range(3):
+            assert await there.links.connect(address) == ACCEPTER.node_id
+            there.links.send(ACCEPTER.node_id, None, describe())
+            await settle()
+        assert len(here.received) == 3
+        assert [len(links) for end in (here, there) for links in end.links._links.values()] == [1, 1]
+        assert here.lost == there.lost == []
+        await there.links.close()
+        await settle()
+
+    run_test(main())
+
+
+def test_whoever_sends_hears_of_a_loss_afterwards() -> None:
+    """A head that heard of it in the middle would begin anew, and then go on with what it was about to send before."""
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        here, there = End(network, ACCEPTER), End(network, DIALER)
+        address = await here.listen()
+        await there.links.connect(address)
+        [link] = there.links._links[ACCEPTER.node_id]
+        link.close()
+        there.links.send(ACCEPTER.node_id, None, describe())
+        assert there.lost == []
+        await settle()
+        assert [node for node, _ in there.lost] == [ACCEPTER.node_id]
+        there.transport.is_dark = True
+        for _ in range(_MAX_WAITING + 1):
+            there.links.send(OTHER.node_id, "memory:9", describe())
+        assert len(there.lost) == 1
+        await settle()
+        assert there.lost[1:] == [(OTHER.node_id, "too much waits for its link")]
+        await there.links.close()
 
     run_test(main())
 

@@ -937,6 +937,23 @@ def test_without_a_holder_the_stream_stays_open_for_a_while_and_ends_with_a_code
     assert sorted(bench.closed) == [1, 2, 3]
 
 
+@pytest.mark.parametrize("code", ["shard_corruption", "kv_budget_exceeded", "weights_mismatch"])
+def test_an_answer_ends_with_what_its_only_holder_said(code: str) -> None:
+    bench = decoded(2, spares=(), holder_wait_s=1.0)
+    bench.fault(1, code, 2)
+    bench.wake(1.5)
+    assert bench.frames[-1] == PipelineAborted(code, "words", 3)
+
+
+def test_an_answer_ends_with_what_was_wrong_with_its_last_result() -> None:
+    bench = decoded(2, spares=(), holder_wait_s=1.0)
+    session, epoch = bench.generation.sessions[-1], bench.generation.epoch
+    bench.tell(node(3), Result(session, epoch, 7, 5000))  # past the vocabulary
+    bench.wake(1.5)
+    assert isinstance(bench.frames[-1], PipelineAborted)
+    assert bench.frames[-1].code == "shard_corruption"
+
+
 def test_a_loss_that_is_known_already_is_no_news() -> None:
     bench = decoded(2, spares=())
     bench.lose(2)
