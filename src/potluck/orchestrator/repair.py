@@ -70,7 +70,7 @@ class Repair:
             return Decision(Deed.ABORT, reason=(message.code, message.message))
         if message.code == "outbox_dropped":
             return self._on_outbox_dropped(stage, message, moved_s, now_s, is_running=is_running)
-        self.troubles.last_refusal = (message.code, message.message)  # how the answer ends where nobody takes over
+        self._note_reason(message.code, message.message)
         culprits = pipeline.on(message.culprit)
         if not culprits:
             # It blames the head, or somebody who is not part of this: whoever is right, the two cannot go on together.
@@ -80,6 +80,13 @@ class Repair:
         elif stage not in culprits:
             culprits = self._after_report(stage, culprits)
         return self.lose(culprits, message.message, moved_s, now_s, message.code)
+
+    def _note_reason(self, code: str, words: str) -> None:
+        """How the answer ends where nobody takes over. HearthNet §6 has no code for rubbish: whoever sent it counts as gone."""
+        is_rubbish = code == "shard_corruption"
+        self.troubles.last_refusal = (
+            ("shard_unavailable", f"nobody else holds some layers: {words}"[:1024]) if is_rubbish else (code, words)
+        )
 
     def _after_report(self, accuser: HeadStage, accused: list[HeadStage]) -> list[HeadStage]:
         """Who goes where one stage says of another that it is gone, or sends what does not fit."""
@@ -126,7 +133,7 @@ class Repair:
     def on_rubbish(self, stage: HeadStage, problem: str, moved_s: float, now_s: float) -> Decision:
         """What cannot be a result has come from the last stage, to the head itself."""
         self._counters["shard_corruption"] += 1
-        self.troubles.last_refusal = ("shard_corruption", problem)
+        self._note_reason("shard_corruption", problem)
         self.blame.distrust(stage.placed.node)
         return self.lose([stage], problem, moved_s, now_s, "shard_corruption")
 

@@ -937,12 +937,19 @@ def test_without_a_holder_the_stream_stays_open_for_a_while_and_ends_with_a_code
     assert sorted(bench.closed) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("code", ["shard_corruption", "kv_budget_exceeded", "weights_mismatch"])
-def test_an_answer_ends_with_what_its_only_holder_said(code: str) -> None:
+@pytest.mark.parametrize(
+    ("code", "end"),
+    [
+        ("kv_budget_exceeded", ("kv_budget_exceeded", "words")),
+        ("weights_mismatch", ("weights_mismatch", "words")),
+        ("shard_corruption", ("shard_unavailable", "nobody else holds some layers: words")),
+    ],
+)
+def test_an_answer_ends_with_what_its_only_holder_said(code: str, end: tuple[str, str]) -> None:
     bench = decoded(2, spares=(), holder_wait_s=1.0)
     bench.fault(1, code, 2)
     bench.wake(1.5)
-    assert bench.frames[-1] == PipelineAborted(code, "words", 3)
+    assert bench.frames[-1] == PipelineAborted(*end, 3)
 
 
 def test_an_answer_ends_with_what_was_wrong_with_its_last_result() -> None:
@@ -951,7 +958,7 @@ def test_an_answer_ends_with_what_was_wrong_with_its_last_result() -> None:
     bench.tell(node(3), Result(session, epoch, 7, 5000))  # past the vocabulary
     bench.wake(1.5)
     assert isinstance(bench.frames[-1], PipelineAborted)
-    assert bench.frames[-1].code == "shard_corruption"
+    assert (bench.frames[-1].code, "nobody else" in bench.frames[-1].message) == ("shard_unavailable", True)
 
 
 def test_a_loss_that_is_known_already_is_no_news() -> None:
