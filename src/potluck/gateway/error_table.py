@@ -49,7 +49,7 @@ _ROWS = (
     Row("wire_misuse", 500, _SERVER, "A fault of ours in what was to be sent."),
     Row("wrong_peer", 502, _SERVER, "Somebody else answers at a node's address."),
     Row("peer_refused", 502, _SERVER, "A node turned us away."),
-    Row("shard_corruption", 502, _SERVER, "A shard sent what no sound machine sends (in `shard_status`; answers end with `shard_unavailable`).", 5),
+    Row("shard_corruption", 502, _SERVER, "A shard sent what no sound machine sends (in `shard_status`; an answer ends otherwise).", 5),
     Row("weights_mismatch", 503, _SERVER, "The nodes on offer hold other weights under that name.", 10),
     Row("experimental_disabled", 503, _SERVER, "The node was told not to take part (`enabled = false` in its configuration).", 60),
     Row("shard_unavailable", 503, _BUSY, "No shard covers some layers, or all that do are full.", 2),
