@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from potluck.engine.kernels.lanes import F32, I8, I16, I32, I64, Emitter, Lanes, Variable, vector
 from potluck.engine.kernels.layout import BLOCK, LAYOUT_BY_CODE, FloatLayout, QuantLayout
 from potluck.engine.kernels.memory import BATCH_ROWS, KERNEL, KERNEL_OPTIONS, words
-from potluck.engine.kernels.processor import PROCESSORS, ROWS, Processor
+from potluck.engine.kernels.processor import PROCESSORS, ROWS, Processor, gains_by_prefetching
 
 PREFETCH_BYTES = 4096
 PROCESSOR_NAMES = tuple(PROCESSORS)
@@ -87,6 +87,8 @@ class _Tile:
 
     def _prefetch(self, address: ir.Value, part: int) -> None:
         """The lines of one block, some way ahead: a few at a time, as a burst would only wait for itself."""
+        if not gains_by_prefetching():
+            return
         begin = part * self.layout.super_bytes // self.layout.blocks_per_super
         end = (part + 1) * self.layout.super_bytes // self.layout.blocks_per_super
         for line in range(-(-begin // 64) * 64, end, 64):
