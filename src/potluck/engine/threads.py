@@ -4,6 +4,7 @@ Bits do not depend on the number of threads, so it may change from one run to th
 fewer threads are faster, and the governor finds that out by looking at the clock.
 """
 
+import os
 import queue
 import threading
 import time
@@ -174,17 +175,28 @@ class _Experience:
 
 
 class IdleCores:
-    """How many cores had nothing to do since the last time somebody asked; None the first time, and where nobody knows."""
+    """How many of our cores had nothing to do since the last time somebody asked; None the first time, and where nobody knows.
+
+    Ours: those that this process may run on. Others being idle is of no use to it.
+    """
 
     def __init__(self) -> None:
         self._before: tuple[float, float] | None = None
 
     def __call__(self) -> float | None:
-        times = psutil.cpu_times()
-        idle = float(times.idle + getattr(times, "iowait", 0.0))
-        now = time.monotonic()
+        idle, now = _idle_s(), time.monotonic()
         before = self._before
         if before is not None and now - before[0] < 0.1:
             return None  # too soon to tell; the measurement goes on
         self._before = (now, idle)
         return None if before is None else (idle - before[1]) / (now - before[0])
+
+
+def _idle_s() -> float:
+    """Seconds that our cores have been idle, all together."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    ours = affinity(0) if affinity is not None else None
+    each = psutil.cpu_times(percpu=True)
+    mine = [times for core, times in enumerate(each) if ours is None or core in ours]
+    # Cores that are switched off shift the numbers of the others: where they do not fit, all count.
+    return float(sum(times.idle + getattr(times, "iowait", 0.0) for times in mine or each))

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -295,3 +296,17 @@ def test_idle_cores_are_told_however_often_they_are_asked_for() -> None:
     while time.monotonic() < end_s:
         answers.append(idle_cores())
     assert any(answer is not None for answer in answers)
+
+
+def test_only_the_cores_that_the_process_may_use_can_be_idle_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a busy core that it must share, fourteen idle ones elsewhere are no reason to use more threads."""
+    clock = iter([10.0, 12.0, 14.0])
+    idle = iter([[0.0, 0.0, 0.0, 0.0], [2.0, 0.5, 2.0, 2.0], [4.0, 2.5, 4.0, 4.0]])
+    monkeypatch.setattr("potluck.engine.threads.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr(
+        "potluck.engine.threads.psutil.cpu_times",
+        lambda percpu: [SimpleNamespace(idle=seconds, iowait=0.0) for seconds in next(idle)],
+    )
+    monkeypatch.setattr("potluck.engine.threads.os.sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    idle_cores = IdleCores()
+    assert [idle_cores(), idle_cores(), idle_cores()] == [None, 1.25, 2.0]
