@@ -17,8 +17,7 @@ from potluck.node.weight_server import OfferedWeights
 from potluck.testing.memory_answering import byte_tokenizer
 from potluck.weights.manifest import encode_manifest, tokenizer_sha256, weights_sha256
 from potluck.wire.messages import Describe
-from tests.support.partial_models import whole_tiny
-from tests.unit.node.test_weight_fetch import Bench, hold_back, until
+from tests.unit.node.test_weight_fetch import Bench, hold_back, play_scene, until
 
 Scene = Callable[[Bench, KnownModels], Coroutine[Any, Any, None]]
 Play = Callable[[Scene], None]
@@ -29,22 +28,11 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     """Runs a scene; afterwards no task and no link of it is left."""
     monkeypatch.setattr(known_models, "_ASK_AGAIN_S", 0.0)
 
-    def run(scene: Scene) -> None:
-        async def main() -> None:
-            bench = Bench(whole_tiny(tmp_path / "whole"), tmp_path / "models")
-            known = KnownModels(bench.fetcher, bench.store, asyncio.get_running_loop().time)
-            try:
-                await scene(bench, known)
-                await until(lambda: not any(node.links._bulk_links for node in bench.nodes))
-            finally:
-                for node in bench.nodes:
-                    await node.stop()
-            await asyncio.sleep(0)
-            assert asyncio.all_tasks() == {asyncio.current_task()}
+    async def look(scene: Scene, bench: Bench) -> None:
+        await scene(bench, KnownModels(bench.fetcher, bench.store, asyncio.get_running_loop().time))
+        await until(lambda: not any(node.links._bulk_links for node in bench.nodes))
 
-        asyncio.run(main())
-
-    return run
+    return lambda scene: play_scene(lambda bench: look(scene, bench), tmp_path)
 
 
 def offered(bench: Bench) -> OfferedWeights:

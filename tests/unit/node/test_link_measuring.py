@@ -10,24 +10,10 @@ import pytest
 from potluck.core.errors import BadRequest, PotluckError, ShardUnavailable
 from potluck.node.bulk_peer import WeightSource
 from potluck.node.link_measuring import MOST_BYTES, LinkMeasuring
-from tests.support.partial_models import whole_tiny
 from tests.unit.node.test_weight_fetch import Bench
+from tests.unit.node.test_weight_fetch import play_scene as play
 
 Scene = Callable[[Bench], Coroutine[Any, Any, None]]
-
-
-def play(scene: Scene, root: Path) -> None:
-    async def main() -> None:
-        bench = Bench(whole_tiny(root / "whole"), root / "models")
-        try:
-            await scene(bench)
-        finally:
-            for node in bench.nodes:
-                await node.stop()
-        await asyncio.sleep(0)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main())
 
 
 def test_chunks_come_are_counted_and_nothing_is_kept(tmp_path: Path) -> None:

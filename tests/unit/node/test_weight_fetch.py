@@ -124,24 +124,25 @@ async def hold_back(bench: Bench, source: Node, seconds: float) -> None:
     bench.network.thaw(source.id)
 
 
-@pytest.fixture
-def play(tmp_path: Path) -> Callable[[Callable[[Bench], Coroutine[Any, Any, None]]], None]:
+def play_scene(scene: Callable[[Bench], Coroutine[Any, Any, None]], root: Path) -> None:
     """Runs a scene; afterwards no task and no link of it is left."""
 
-    def run(scene: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
-        async def main() -> None:
-            bench = Bench(whole_tiny(tmp_path / "whole"), tmp_path / "models")
-            try:
-                await scene(bench)
-            finally:
-                for node in bench.nodes:
-                    await node.stop()
-            await asyncio.sleep(0)
-            assert asyncio.all_tasks() == {asyncio.current_task()}
+    async def main() -> None:
+        bench = Bench(whole_tiny(root / "whole"), root / "models")
+        try:
+            await scene(bench)
+        finally:
+            for node in bench.nodes:
+                await node.stop()
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
-        asyncio.run(main())
+    asyncio.run(main())
 
-    return run
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[[Callable[[Bench], Coroutine[Any, Any, None]]], None]:
+    return lambda scene: play_scene(scene, tmp_path)
 
 
 Play = Callable[[Callable[[Bench], Coroutine[Any, Any, None]]], None]
