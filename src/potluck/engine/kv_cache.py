@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from potluck.core.errors import BadRequest, OutOfKvMemory
 from potluck.engine.kv_format import PAGE_POSITIONS, TILE
+from potluck.engine.system_memory import private_memory
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class KvPage:
 
     def __init__(self, size_bytes: int) -> None:
         # A stage without layers keeps nothing, but a mapping of nothing cannot be had.
-        self._map = _private_memory(max(1, size_bytes))
+        self._map = _page_memory(max(1, size_bytes))
         self.bytes = np.frombuffer(self._map, np.uint8)[:size_bytes]
         self.address = self.bytes.ctypes.data
         self.users = 1
@@ -65,12 +66,9 @@ class KvPage:
         return twin
 
 
-def _private_memory(size_bytes: int) -> mmap.mmap:
-    """Zeros. Private mappings that touch are one to the system, which limits their number; shared ones are not."""
+def _page_memory(size_bytes: int) -> mmap.mmap:
     try:
-        if hasattr(mmap, "MAP_PRIVATE"):
-            return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        return mmap.mmap(-1, size_bytes)  # Windows
+        return private_memory(size_bytes)
     except OSError as error:
         raise OutOfKvMemory(f"the system gives no more memory for the KV cache: {error}") from error
 

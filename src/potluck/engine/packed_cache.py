@@ -5,6 +5,7 @@ Where the disk is full or read-only the packed form lives in memory instead.
 """
 
 import hashlib
+import io
 import logging
 import mmap
 import os
@@ -20,12 +21,14 @@ import numpy.typing as npt
 from potluck.engine.kernels.layout import LAYOUT_VERSION, LAYOUTS, Layout
 from potluck.engine.kernels.processor import ROWS
 from potluck.engine.packing import pack_slabs
+from potluck.engine.system_memory import in_large_pages, private_memory
 from potluck.weights.checkpoint import Checkpoint, TensorEntry
 
 _LOG = logging.getLogger(__name__)
 _ALIGNMENT = 4096
 _PREFIX = ".packing-"
 _ABANDONED_AFTER_S = 3600.0
+_PIECE_BYTES = 4 << 20  # a multiple of every size that a large page has
 _TAIL_BYTES = 8192  # kernels prefetch past the end of a tensor; keep that inside the mapping
 
 
@@ -107,12 +110,14 @@ class PackedCache:
             return None
         try:
             with path.open("rb") as file:
-                expected = msgspec.json.encode(header)
-                if os.fstat(file.fileno()).st_size != header.total_bytes or file.read(len(expected)) != expected:
+                if os.fstat(file.fileno()).st_size != header.total_bytes:
                     return None
-                return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+                # The header too is read through the mapping: reading it as a file would fetch small pages before large ones are asked for.
+                mapped = in_large_pages(mmap.mmap(file.fileno(), header.total_bytes, access=mmap.ACCESS_READ))
         except OSError:
             return None
+        expected = msgspec.json.encode(header)
+        return np.frombuffer(mapped, np.uint8) if mapped[: len(expected)] == expected else None
 
     def _pack(self, checkpoint: Checkpoint, header: _Header, unit: str) -> npt.NDArray[np.uint8]:
         path = self._path(header, unit)
@@ -126,7 +131,7 @@ class PackedCache:
                 memory = self._map(header, unit)
                 if memory is not None:
                     return memory
-        memory = np.frombuffer(mmap.mmap(-1, header.total_bytes), np.uint8)
+        memory = np.frombuffer(in_large_pages(private_memory(header.total_bytes)), np.uint8)
         for place in header.places:
             at = place.offset
             for slab in pack_slabs(checkpoint.read(place.name), place.format, place.rows, place.columns):
@@ -141,20 +146,50 @@ def _write(path: Path, checkpoint: Checkpoint, header: _Header) -> None:
     _sweep(path.parent)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_PREFIX)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.json.encode(header))
+        with os.fdopen(handle, "wb", buffering=0) as file:
+            pieces = _PieceWriter(file)
+            pieces.write(msgspec.json.encode(header))
             for place in header.places:
-                file.seek(place.offset)
+                pieces.fill_up_to(place.offset)
                 for slab in pack_slabs(checkpoint.read(place.name), place.format, place.rows, place.columns):
-                    file.write(slab)
+                    pieces.write(slab.data)
                 checkpoint.forget(place.name)
-            file.truncate(header.total_bytes)
-            file.flush()
+            pieces.fill_up_to(header.total_bytes)
+            pieces.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+class _PieceWriter:
+    """Passes on what is written in large pieces that begin at multiples of their size: such files get large pages."""
+
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
+        self._piece = memoryview(bytearray(_PIECE_BYTES))
+        self._filled = self._written = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        left = memoryview(data)
+        while left:
+            part = left[: _PIECE_BYTES - self._filled]
+            self._piece[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            left = left[len(part) :]
+            if self._filled == _PIECE_BYTES:
+                self.flush()
+
+    def fill_up_to(self, offset: int) -> None:
+        self.write(bytes(offset - self._written - self._filled))
+
+    def flush(self) -> None:
+        left = self._piece[: self._filled]
+        while left:
+            left = left[self._file.write(left) :]
+        self._written += self._filled
+        self._filled = 0
 
 
 def _sweep(folder: Path) -> None:
