@@ -74,25 +74,28 @@ class _Tile:
             address = e.add(self.at.weights, e.mul(index, layout.super_bytes))
             first_block = e.mul(index, layout.blocks_per_super)
             scales = {half: self._super_scales(address, half) for half in halves}
-            for part in range(layout.blocks_per_super):
+
+            def block(part: ir.Value) -> None:
+                place = e.add(address, e.add(e.mul(part, layout.part), layout.first_part))
                 if self.tokens == 1 or halves[0] == 0:
-                    self._prefetch(address, part)
+                    self._prefetch(place)
                 for half in halves:
-                    self._block(address, part, e.add(first_block, part), half, scales[half], sums)
+                    self._block(place, e.add(first_block, part), half, scales[half], sums)
+
+            # A loop, not eight copies: processors that read ahead by themselves do it for each load instruction, and know only so many.
+            e.loop(e.integer(layout.blocks_per_super), block)
 
         e.loop(supers, body)
         for (half, token), total in sums.items():
             place = e.add(e.mul(e.mul(self.at.stride, token), 4), half * self.lanes * 4)
             e.store(total.get(), self.at.output, place)
 
-    def _prefetch(self, address: ir.Value, part: int) -> None:
+    def _prefetch(self, place: ir.Value) -> None:
         """The lines of one block, some way ahead: a few at a time, as a burst would only wait for itself."""
         if not gains_by_prefetching():
             return
-        begin = part * self.layout.super_bytes // self.layout.blocks_per_super
-        end = (part + 1) * self.layout.super_bytes // self.layout.blocks_per_super
-        for line in range(-(-begin // 64) * 64, end, 64):
-            self.e.prefetch(address, PREFETCH_BYTES + line)
+        for line in range(0, self.layout.part, 64):
+            self.e.prefetch(place, PREFETCH_BYTES + line)
 
     def _halves(self, address: ir.Value, offset: int, half: int) -> Lanes:
         raw = self.e.load(vector(I16, self.lanes), address, offset + half * self.lanes * 2)
@@ -150,11 +153,10 @@ class _Tile:
         return e.broadcast(element, self.lanes, base, place)
 
     def _block(
-        self, address: ir.Value, part: int, block: ir.Value, half: int, super_scales: list[Lanes],
+        self, place: ir.Value, block: ir.Value, half: int, super_scales: list[Lanes],
         totals: dict[tuple[int, int], Variable],
     ) -> None:  # fmt: skip
         e, layout = self.e, self.layout
-        place = e.add(address, layout.first_part + part * layout.part)
         d, minimum = self._scales(place, half, super_scales)
         weights = self._unpack(place, half)
         activations = [self._activation_bytes(token, block) for token in range(self.tokens)]
