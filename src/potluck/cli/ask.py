@@ -44,11 +44,15 @@ def ask(
     ] = None,
     prefill_chunk: Annotated[
         int | None,
-        typer.Option("--dist-prefill-chunk", min=1, max=4096, help="With --via: tokens of the prompt at a time (128)."),
+        typer.Option(
+            "--dist-prefill-chunk", min=1, max=4096, help="With --via: tokens of the prompt at a time, at most (128)."
+        ),
     ] = None,
     prefill_window: Annotated[
         int | None,
-        typer.Option("--dist-prefill-window", min=1, max=64, help="With --via: chunks that may be on their way (4)."),
+        typer.Option(
+            "--dist-prefill-window", min=1, max=64, help="With --via: chunks that may be on their way (shards + 2)."
+        ),
     ] = None,
     here: Annotated[bool, typer.Option("--here", help="On this machine alone, even where its node runs.")] = False,
     as_json: JsonOption = False,

@@ -43,7 +43,7 @@ class RemoteQuestion:
             uses_ring=self.uses_ring,
             stall_timeout_s=stall_timeout_s,
             prefill_chunk=self.prefill_chunk or usual.prefill_chunk,
-            prefill_window=self.prefill_window or usual.prefill_window,
+            prefill_window=self.prefill_window,
         )
 
 

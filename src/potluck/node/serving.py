@@ -39,6 +39,7 @@ _SPIN_S, _SPINNING_CORES = 0.004, 8
 _REHEARSING_CORES, _LOOKING_CORES, _WATCHING_CORES = 2, 4, 6
 _REHEARSAL_LEAD_S = 0.0012  # two daemons and a worker are reached in about half of it
 _REHEARSAL_WATCH_S = 0.003
+_SHORTEST_REHEARSED_S, _SHORTEST_ON_FEW_CORES_S = 0.0006, 0.003
 _LOAD_LOOK_S = 0.5  # between looks whether a worker that loads keeps dying
 
 
@@ -204,6 +205,11 @@ def rehearsal_lead_s(device: str) -> float:
     return _REHEARSAL_LEAD_S if spin_s(device) == 0 and usable_cores() >= _REHEARSING_CORES else 0.0
 
 
+def rehearsal_shortest_s() -> float:
+    """On two or three cores whoever rehearses is in the way of the worker that has just begun, and of a short step that is most of it."""
+    return _SHORTEST_REHEARSED_S if usable_cores() >= _LOOKING_CORES else _SHORTEST_ON_FEW_CORES_S
+
+
 def awake_s(device: str) -> float:
     """How long a worker looks for the step that was rehearsed. On two cores whoever looks is in the way of those who send it."""
     return _REHEARSAL_WATCH_S if rehearsal_lead_s(device) and usable_cores() >= _LOOKING_CORES else 0.0
@@ -222,7 +228,7 @@ def serve(node: Node, model: StoredModel, stage: Stage, settings: ServingSetting
         model=model.id, weights_sha256=model.weights_sha256, layer_count=model.facts.layer_count,
         hidden_size=model.facts.hidden_size, stage=stage, max_concurrent_streams=settings.max_concurrent_streams,
         eviction_idle_s=settings.eviction_idle_s, is_spare=settings.is_spare,
-        rehearsal_lead_s=rehearsal_lead_s(settings.device),
+        rehearsal_lead_s=rehearsal_lead_s(settings.device), rehearsal_shortest_s=rehearsal_shortest_s(),
         rehearsal_watch_s=rehearsal_watch_s(settings.device, settings.threads), spin_s=spin_s(settings.device),
         arithmetic=arithmetic_of(settings.device, is_batch_invariant=settings.is_batch_invariant),
         vram_required_mb=vram_mb(model, stage, settings),

@@ -3,11 +3,17 @@
 Counts positions and tokens; knows neither what they are nor which stages they go to.
 """
 
+import math
 from collections import deque
 from typing import NamedTuple
 
 from potluck.orchestrator.request import GenerationSettings
 from potluck.wire.messages import MAX_STEP_TOKENS
+
+# What a chunk costs beside its tokens, in tokens: weights are read once more, and messages sent. The same for small models and large ones.
+_CHUNK_COST = 2.5
+_SHORTEST_CHUNK, _CHUNK_STEP = 16, 16
+_CHUNKS_WAITING = 2
 
 
 class Chunk(NamedTuple):
@@ -26,7 +32,8 @@ class Flow:
     ) -> None:
         self._settings, self._wants_tokens = settings, wants_tokens
         self._longest_chunk = min(settings.prefill_chunk, longest_chunk or MAX_STEP_TOKENS)
-        self.sent = 0
+        self.sent = self._began = 0
+        self._stages = 1
         self.unread = 0
         self.is_ring_running = False
         self._in_flight: deque[int] = deque()  # where each chunk that has not come back ends
@@ -40,9 +47,10 @@ class Flow:
         self._in_flight.clear()
         self.is_ring_running = False
 
-    def restart(self, confirmed: int) -> int:
-        """All stages have `confirmed` positions. Gives the credit to begin with."""
-        self.sent = confirmed
+    def restart(self, confirmed: int, stages: int = 1) -> int:
+        """All stages have `confirmed` positions. Gives the credit to begin with. `stages`: that have to be kept busy."""
+        self.sent = self._began = confirmed
+        self._stages = stages
         if not self._settings.uses_ring:
             return 0
         self._credit_owed = 0
@@ -51,19 +59,31 @@ class Flow:
     def take_due(self, length: int) -> list[Chunk]:
         """What the pipeline is to get now of a journal of `length` tokens: a few chunks ahead; then the ring takes over."""
         settings, chunks = self._settings, []
+        longest = self._best_chunk(length - self._began)
+        window = settings.prefill_window or self._stages + _CHUNKS_WAITING
         while (
             self.sent < length
-            and len(self._in_flight) < settings.prefill_window
+            and len(self._in_flight) < window
             and not self.is_ring_running
             and (settings.uses_ring or self.unread < settings.ring_credits)
         ):
-            stop = min(self.sent + self._longest_chunk, length)
+            stop = min(self.sent + longest, length)
             chooses = stop == length and self._wants_tokens
             chunks.append(Chunk(self.sent, stop, chooses))
             self._in_flight.append(stop)
             self.sent = stop
             self.is_ring_running = chooses and settings.uses_ring
         return chunks
+
+    def _best_chunk(self, length: int) -> int:
+        """The last of several stages is idle while the first chunk is on its way to it: short chunks, but not so many that they cost more.
+
+        Of n tokens in chunks of c over k stages, (n / c + k - 1) · (c + cost) is to be least.
+        """
+        if self._stages == 1:
+            return self._longest_chunk
+        best = math.sqrt(_CHUNK_COST * length / (self._stages - 1))
+        return min(self._longest_chunk, max(_SHORTEST_CHUNK, round(best / _CHUNK_STEP) * _CHUNK_STEP))
 
     def arrived(self, position: int) -> None:
         """Every stage has everything below `position`."""

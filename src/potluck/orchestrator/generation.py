@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from potluck.core.exactness import Exactness, exactness_of
+from potluck.core.limits import ARITHMETIC_VERSION
 from potluck.core.remembered import AnswerSoFar
 from potluck.orchestrator.flow import Flow
 from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover, StreamFrame, TokenDelta
@@ -215,7 +216,7 @@ class Generation:
                 self._journal.reused = 0  # some shard had not kept its part after all
         self.phase = Phase.RUNNING
         self._watch.formed(now_s, is_feeding=bool(feeds))
-        credit = self._flow.restart(self._journal.confirmed)
+        credit = self._flow.restart(self._journal.confirmed, self._stages_to_fill())
         if credit:
             self._give_credit(credit)
         return self._pump()
@@ -231,6 +232,11 @@ class Generation:
         chunk = min(max(self.settings.prefill_chunk, -(-resume // 32)), MAX_STEP_TOKENS)
         for start in range(0, resume, chunk):
             self._send_tokens(start, min(start + chunk, resume), chooses=False)
+
+    def _stages_to_fill(self) -> int:
+        """By short chunks of a prompt. A GPU takes as long for a short one as for a long one."""
+        stages = self._pipeline.stages
+        return len(stages) if set(self._pipeline.arithmetics) == {ARITHMETIC_VERSION} else 1
 
     def _give_credit(self, tokens: int) -> None:
         last = self._pipeline.stages[-1]
@@ -286,9 +292,9 @@ class Generation:
         self._tell_scores(now_s)
         if message.token is not None:
             spent = tuple((each.compute_us / 1e6, each.queue_us / 1e6) for each in message.spent)
-            timing = StepTiming(now_s - watch.moved_s, spent)
-            self.on_timing(timing)
-            watch.note_step(timing.total_s)
+            since_s = now_s - watch.moved_s
+            self.on_timing(StepTiming(message.round_us / 1e6 or since_s, spent))
+            watch.note_step(since_s)
             self._accept(message, message.token, now_s)
         watch.on_result(now_s)
         if self.phase is Phase.RUNNING and not flow.is_ring_running:

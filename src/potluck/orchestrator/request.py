@@ -17,8 +17,8 @@ from potluck.wire.messages import Boundary
 class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How patient a head is, and how it feeds a pipeline. Durations in seconds."""
 
-    prefill_chunk: int = 128
-    prefill_window: int = 4
+    prefill_chunk: int = 128  # at most; shorter where that keeps more shards busy
+    prefill_window: int | None = None  # chunks under way at once; None: as many as keep all shards busy
     uses_ring: bool = True
     ring_credits: int = RING_CREDIT_TOKENS
     keeps_outbox: bool = True

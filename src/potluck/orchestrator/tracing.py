@@ -13,7 +13,6 @@ from potluck.planner.cover import Placed
 
 GENERATIONS_KEPT, STEPS_KEPT = 32, 2048
 _MOST_FAILOVERS = 64
-_LOOP_CLOCK_S = 0.002  # a step's total comes from the loop's clock, which may count whole milliseconds
 RUNNING, LEFT = "running", "cancelled"
 
 
@@ -78,7 +77,7 @@ class GenerationTrace:
 
     def __init__(self, trace_id: str, model: str, began_s: float) -> None:
         self.id, self._model, self._began_s = trace_id, model, began_s
-        self._state, self._last_s = RUNNING, began_s
+        self._state = RUNNING
         self._tokens = self._failover_count = 0
         self._first_token_ms: float | None = None
         self._total_ms = self._slowest_ms = self._elapsed_ms = 0.0
@@ -93,7 +92,7 @@ class GenerationTrace:
         self._tokens += 1
         if not self._pipelines or _have_moved(self._pipelines[-1], stages):
             self._pipelines.append(stages)
-        total_ms = self._refined_s(timing.total_s, now_s) * 1000
+        total_ms = timing.total_s * 1000
         self._elapsed_ms = (now_s - self._began_s) * 1000
         if self._first_token_ms is None:
             self._first_token_ms = self._elapsed_ms
@@ -102,11 +101,6 @@ class GenerationTrace:
             self._slowest_ms = max(self._slowest_ms, total_ms)
         times = [seconds * 1000 for stage in timing.stages for seconds in stage]
         self._steps.append(array("f", [len(self._pipelines) - 1, self._elapsed_ms, total_ms, *times]))
-
-    def _refined_s(self, total_s: float, now_s: float) -> float:
-        """The time since the last token, where that is what was measured; not after a pause that was no step."""
-        since_s, self._last_s = now_s - self._last_s, now_s
-        return since_s if abs(since_s - total_s) <= _LOOP_CLOCK_S else total_s
 
     def frame(self, frame: StreamFrame) -> None:
         if isinstance(frame, ShardFailover):

@@ -71,9 +71,7 @@ class ShardCore:
             node, self._effects, self._outbox, self._sessions, self.counters, on_own_step=self._on_step,
             replay_rows=settings.replay_rows, row_size=self._life.row_size,
         )  # fmt: skip
-        self.rehearsals = Rehearsals(
-            node, settings.rehearsal_lead_s, self._effects, self._batches, self._residency, self._life
-        )
+        self.rehearsals = Rehearsals(node, settings, self._effects, self._batches, self._residency, self._life)
 
     def __repr__(self) -> str:
         stage = self.settings.stage

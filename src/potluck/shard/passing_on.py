@@ -45,7 +45,10 @@ class PassingOn:
                     session.note_choice(session.sampler, stop, output.token)
                 # The ring first: the next token waits for it, while the head only passes on what it gets.
                 self._feed_ring(session, stop, output.token, now_s)
-                result = Result(session.id, session.epoch, stop, output.token, output.logprob, output.top, spent)
+                round_us = 0 if output.token is None else session.end_round(now_s)
+                result = Result(
+                    session.id, session.epoch, stop, output.token, output.logprob, output.top, spent, round_us
+                )
                 self._effects.items.append(SendTo(session.head, None, result, body))
             return
         if step.position > session.passed_on:

@@ -9,10 +9,10 @@ from potluck.shard.effects import Effects
 from potluck.shard.lifecycle import Lifecycle
 from potluck.shard.residency import Residency
 from potluck.shard.sessions import ShardSession
+from potluck.shard.settings import ShardSettings
 from potluck.wire.messages import Step
 from potluck.wire.work import Rehearse
 
-_SHORTEST_STEP_S = 0.0006  # a rehearsal takes about that long to arrive
 _SHORTEST_WAIT_S = 0.001  # what a loop's timer can do
 
 
@@ -20,10 +20,16 @@ class Rehearsals:
     """Only for a session that has the shard to itself: with more of them nobody sleeps, and the cores have better things to do."""
 
     def __init__(
-        self, node: bytes, lead_s: float, effects: Effects, batches: Batches, residency: Residency, life: Lifecycle
+        self,
+        node: bytes,
+        settings: ShardSettings,
+        effects: Effects,
+        batches: Batches,
+        residency: Residency,
+        life: Lifecycle,
     ) -> None:
-        """`lead_s`: how long before the expected end; 0 means never."""
-        self._node, self._lead_s = node, lead_s
+        self._node = node
+        self._lead_s, self._shortest_s = settings.rehearsal_lead_s, settings.rehearsal_shortest_s
         self._effects, self._batches, self._residency, self._life = effects, batches, residency, life
 
     def __repr__(self) -> str:
@@ -32,7 +38,7 @@ class Rehearsals:
     def due_in_s(self) -> float | None:
         """How long after a batch was given to the worker; None where there is nothing to rehearse, or no time for it."""
         step_s = self._residency.step_us / 1e6
-        if self._lead_s == 0 or len(self._life.live) != 1 or step_s < _SHORTEST_STEP_S:
+        if self._lead_s == 0 or len(self._life.live) != 1 or step_s < self._shortest_s:
             return None
         wait_s = step_s - self._lead_s
         return wait_s if wait_s >= _SHORTEST_WAIT_S else 0.0

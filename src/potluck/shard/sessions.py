@@ -56,6 +56,7 @@ class ShardSession:
     input_row_bytes: int = 4  # of one position, as it enters
     resume_key: bytes = b""  # by which its tokens are remembered where the head is lost; empty: they are not
     used_s: float = 0.0  # when something was last heard of it, or done for it
+    chose_s: float | None = None  # when its last token was chosen here, in this epoch
     chosen: list[int] = field(default_factory=list)  # since the sampler's history, where they are to be remembered
 
     def __post_init__(self) -> None:
@@ -86,6 +87,7 @@ class ShardSession:
         """Other neighbours, perhaps new ones: only what the head says is known to have reached the next."""
         self.epoch, self.wiring = message.epoch, message.wiring
         self.passed_on, self.has_replayed = message.wiring.forward_from, False
+        self.chose_s = None
 
     def may_feed(self, node: bytes, source: bytes | None) -> bool:
         """Whether steps may come from that session of `node`'s: the neighbour named by the head, or the head itself."""
@@ -125,6 +127,11 @@ class ShardSession:
         if index != len(chosen):
             del chosen[index:]
         chosen.append(token)
+
+    def end_round(self, now_s: float) -> int:
+        """A token was chosen: microseconds since the one before it in this epoch, 0 where there was none."""
+        before_s, self.chose_s = self.chose_s, now_s
+        return 0 if before_s is None else int((now_s - before_s) * 1e6)
 
     def renew_sampler(self, sampler: Sampler | None) -> None:
         """A new epoch's knows what was accepted in those before."""

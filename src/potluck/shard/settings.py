@@ -27,6 +27,9 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     rehearsal_lead_s: float = (
         0.0  # how long before a token is done the next shard is woken; 0: never. See rehearsals.py
     )
+    rehearsal_shortest_s: float = (
+        0.0006  # shorter steps are not rehearsed: the rehearsal takes about that long to arrive
+    )
     rehearsal_watch_s: float = (
         0.0  # how long the daemon stays awake after a rehearsal, sent or received, for what was rehearsed
     )

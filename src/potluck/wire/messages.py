@@ -16,7 +16,7 @@ from potluck.core.remembered import PROOF_BYTES
 from potluck.core.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from potluck.identity.signed import Signed
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 MAX_POSITIONS = 1 << 20
 MAX_STEP_TOKENS = 4096
 MAX_HISTORY = 1 << 20
@@ -175,6 +175,8 @@ class Step(_Message, frozen=True, tag="step"):
 class Result(_Message, frozen=True, tag="result"):
     """The token chosen for `position` (None: a chunk of the prompt went through), with the time that shards computed.
 
+    `round_us`: since the token before it was chosen, by the last shard's clock, as the head may be late for one of them; 0: there was none.
+
     The body holds the scores of the prompt's tokens that the chunk predicts, where the sampler was asked for them.
     """
 
@@ -187,6 +189,7 @@ class Result(_Message, frozen=True, tag="result"):
     logprob: float | None = None
     top: Annotated[tuple[tuple[Token, float], ...], Meta(max_length=32)] = ()
     spent: SpentByStage = ()
+    round_us: Microseconds = 0
 
 
 class Rewire(_Message, frozen=True, tag="rewire"):

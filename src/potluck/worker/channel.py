@@ -5,7 +5,6 @@ thread looks at the stream from time to time while the main thread is busy elsew
 """
 
 import math
-import os
 import select
 import socket
 import sys
@@ -15,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from potluck.core.errors import ProtocolViolation
+from potluck.core.processors import give_way
 from potluck.wire.work import FromWorker, Ping, Pong, ToWorker
 from potluck.wire.work_frames import encode, to_worker_decoder
 from potluck.worker.host_process import end
@@ -26,9 +26,6 @@ _LOOK_S, _IDLE_LOOK_S, _IDLE_AFTER_S = 0.02, 0.2, 2.0
 
 def _do_nothing() -> None:
     return
-
-
-_give_way = getattr(os, "sched_yield", _do_nothing)
 
 
 class Channel:
@@ -80,7 +77,7 @@ class Channel:
             if now_s >= self._idle_at_s:
                 self._idle_at_s = math.inf
                 self._when_idle()
-            _give_way()  # to those who are about to send it, where they want this core
+            give_way()  # to those who are about to send it, where they want this core
 
     def _is_readable(self) -> bool:
         return bool(select.select([self._stream], [], [], 0)[0])

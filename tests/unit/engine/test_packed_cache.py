@@ -1,6 +1,7 @@
 """Packed weights on disk: all of a file or nothing, the right one or a new one, and memory where there is no disk."""
 
 import errno
+import io
 import subprocess
 import sys
 import textwrap
@@ -78,6 +79,27 @@ def test_mapped_weights_cannot_be_written_to(tmp_path: Path) -> None:
     tensor = PackedCache(tmp_path, "abc").load(checkpoint_of(), "unit", NAMES)[NAMES[0]]
     with pytest.raises(ValueError, match="read-only"):
         tensor.memory[0] = 1
+
+
+def test_files_are_written_in_large_pieces_at_multiples_of_their_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_cache, "_PIECE_BYTES", 8192)
+    lengths: list[int] = []
+
+    class Slow(io.FileIO):
+        def write(self, data: object) -> int:
+            lengths.append(len(data))  # type: ignore[arg-type]
+            return super().write(data[:5000])  # type: ignore[index]
+
+    monkeypatch.setattr(packed_cache.os, "fdopen", lambda handle, *_, **__: Slow(handle, "wb"))
+    first = load(tmp_path)
+    monkeypatch.undo()
+    assert load(None) == first
+    checkpoint = checkpoint_of()
+    assert load(tmp_path, checkpoint) == first
+    assert checkpoint.reads == 0
+    assert set(lengths[:-2]) <= {8192, 3192}  # what a write leaves over is written next
 
 
 def test_kernels_may_read_ahead_of_the_last_tensor(tmp_path: Path) -> None:

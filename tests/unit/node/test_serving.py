@@ -9,6 +9,7 @@ from potluck.node.serving import (
     awake_s,
     parse_stage,
     rehearsal_lead_s,
+    rehearsal_shortest_s,
     rehearsal_watch_s,
     spin_s,
     within_memory,
@@ -51,6 +52,7 @@ def test_who_stays_awake_has_cores_to_spare(
     monkeypatch.setattr("potluck.node.serving.whole_cores", lambda: cores)
     assert (rehearsal_lead_s(device) > 0, awake_s(device) > 0) == (rehearses, looks)
     assert (rehearsal_watch_s(device, threads) > 0, spin_s(device) > 0) == (watches, spins)
+    assert (rehearsal_shortest_s() < 0.001) == (cores >= 4)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """How much may be under way: windows of a prompt, the ring's credit, and a reader that does not read."""
 
+import pytest
+
 from potluck.orchestrator.flow import Chunk, Flow
 from potluck.orchestrator.request import GenerationSettings
 
@@ -36,6 +38,29 @@ def test_without_a_ring_every_token_is_sent_until_too_many_are_unread() -> None:
 def test_a_prompt_that_is_only_scored_asks_for_no_token_and_keeps_to_the_longest_chunk() -> None:
     flow = flow_of(wants_tokens=False, longest_chunk=3)
     assert flow.take_due(5) == [Chunk(0, 3, False), Chunk(3, 5, False)]
+
+
+@pytest.mark.parametrize(
+    ("length", "stages", "count"),
+    [(1024, 2, 48), (256, 2, 32), (60, 2, 16), (1024, 1, 128), (1024, 8, 16), (9000, 2, 128)],
+)
+def test_a_prompt_is_cut_so_that_no_stage_waits_long_for_the_first_piece(length: int, stages: int, count: int) -> None:
+    flow = Flow(GenerationSettings())
+    flow.restart(0, stages)
+    chunks = flow.take_due(length)
+    assert chunks[0].stop == min(count, length)
+    assert len(chunks) == min(stages + 2, -(-length // count))  # one for each stage, and some on their way
+    flow.arrived(chunks[0].stop)
+    assert all(chunk.stop - chunk.start == count for chunk in flow.take_due(length) if chunk.stop < length)
+
+
+def test_what_is_cut_is_what_is_still_to_be_sent_and_no_longer_than_allowed() -> None:
+    flow = Flow(GenerationSettings())
+    flow.restart(964, 2)
+    assert flow.take_due(1024)[0] == Chunk(964, 980, False)
+    flow = Flow(GenerationSettings(prefill_chunk=8, prefill_window=2))
+    flow.restart(0, 2)
+    assert flow.take_due(1024) == [Chunk(0, 8, False), Chunk(8, 16, False)]
 
 
 def test_credit_comes_in_halves_and_not_while_a_pipeline_is_formed() -> None:

@@ -78,6 +78,20 @@ def test_only_the_last_chunk_chooses(prompt: int) -> None:
     assert sum(count for _, count, _ in steps(bench)) == prompt
 
 
+def test_a_tokens_way_round_is_timed_by_the_last_shards_clock_where_it_tells() -> None:
+    bench = HeadBench()
+    timings: list[float] = []
+    bench.generation.on_timing = lambda timing: timings.append(timing.total_s)
+    bench.run()
+    bench.prefill()
+    session = bench.generation.sessions[-1]
+    bench.now_s = 0.4
+    bench.tell(node(3), Result(session, 0, 5, 42, round_us=250_000))  # late by the head's own fault
+    bench.now_s = 0.5
+    bench.tell(node(3), Result(session, 0, 6, 43))
+    assert timings[-2:] == [0.25, pytest.approx(0.1)]
+
+
 def test_tokens_go_round_through_the_head_without_a_ring() -> None:
     bench = HeadBench()
     bench.run()

@@ -131,7 +131,7 @@ def test_every_shard_is_asked_for_what_it_kept_and_only_the_rest_is_sent() -> No
     bench.tell(0, Opened(bench.sessions[0], 0, 40))
     bench.tell(1, Opened(bench.sessions[1], 0, 40))
     steps = [(m.position, m.count, m.chooses) for m in bench.of(Step)]  # type: ignore[attr-defined]
-    assert steps == [(40, 32, False), (72, 28, True)]
+    assert steps == [(40, 16, False), (56, 16, False), (72, 16, False), (88, 12, True)]
     bench.tell(1, Result(bench.sessions[1], 0, 100, 999))
     [end] = bench.generation.take_frames()
     assert isinstance(end, Finished)

@@ -29,14 +29,6 @@ def test_a_step_is_told_with_its_stages_and_the_first_token_counts_from_the_star
     assert (view.summary.tokens, view.summary.first_token_ms, view.summary.slowest_ms) == (2, 250.0, 10.0)
 
 
-def test_whole_milliseconds_of_the_loop_are_refined_and_pauses_are_not() -> None:
-    trace = GenerationTrace("7", "m", 0.0)
-    trace.step(step(0.1), (FIRST,), 0.1)
-    trace.step(step(0.013), (FIRST,), 0.1124)  # the loop's clock counted 13 ms
-    trace.step(step(0.013), (FIRST,), 5.0)  # the reader was slow; the step was not
-    assert [each.total_ms for each in trace.view().steps[1:]] == [pytest.approx(12.4), pytest.approx(13.0)]
-
-
 def test_a_failover_begins_another_pipeline_and_is_told_with_its_pause() -> None:
     trace = GenerationTrace("7", "m", 0.0)
     trace.step(step(), (FIRST, SECOND), 0.01)

@@ -539,6 +539,20 @@ def test_the_ring_goes_on_while_there_is_credit_and_holds_the_token_when_there_i
     assert fed.message.position == 5
 
 
+def test_the_last_shard_tells_how_long_a_round_took_by_its_own_clock() -> None:
+    bench = CoreBench(LAST)
+    bench.open(wiring=wiring_of(LAST, ring=True))
+    rounds = []
+    for now_s, (position, count) in ((10.0, (0, 4)), (10.5, (4, 1)), (10.75, (5, 1))):
+        bench.now_s = now_s
+        rounds.append(bench.run(position, count)[-1].message.round_us)  # type: ignore[union-attr]
+    assert rounds == [0, 500_000, 250_000]
+    bench.tell(HEAD, Rewire(S, 1, 6, wiring_of(LAST, ring=True)))
+    bench.now_s = 99.0  # a pause, not a round
+    [result] = bench.run(6, epoch=1)
+    assert result.message.round_us == 0  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(("token", "limit"), [(99, 20), (7, 5)])
 def test_the_ring_stops_at_the_end(token: int, limit: int) -> None:
     bench = CoreBench(LAST)

@@ -45,6 +45,15 @@ def test_there_is_none_where_it_is_switched_off_or_steps_are_too_short() -> None
     assert bench.core.rehearsals.due_in_s() is None
 
 
+def test_where_cores_are_few_only_long_steps_have_one() -> None:
+    bench = CoreBench(MIDDLE, rehearsal_lead_s=LEAD_S, rehearsal_shortest_s=0.003)
+    bench.open()
+    bench.hear(Loaded(MIDDLE, 0, 0, 2_900))
+    assert bench.core.rehearsals.due_in_s() is None
+    bench.hear(Loaded(MIDDLE, 0, 0, 3_100))
+    assert bench.core.rehearsals.due_in_s() == pytest.approx(0.0011)
+
+
 def test_it_goes_out_at_once_where_a_step_is_hardly_longer_than_its_way() -> None:
     bench, _ = working()
     bench.hear(Loaded(MIDDLE, 0, 0, 1_500))
