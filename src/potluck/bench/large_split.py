@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from potluck.bench.own_engine import ModelFile, OwnEngine, token_ids
-from potluck.bench.pipeline import LargeSplit, connected, hop_figures, speed_of
+from potluck.bench.pipeline import LargeSplit, connected, hop_figures, ratio_of, speed_of
 from potluck.bench.random_model import RandomShape, random_model
 from potluck.net.loop import run
 from potluck.orchestrator.generation import StepTiming
@@ -43,4 +43,4 @@ async def _compare(model: str, ours: OwnEngine, swarm: LocalSwarm, rounds: int, 
             split.append(speed_of(times))
             timings += steps[1:]
     alone, together = statistics.median(unsplit), statistics.median(split)
-    return LargeSplit(model, together / alone, alone, together, hop_figures(timings, _SHARDS, together))
+    return LargeSplit(model, ratio_of(split, unsplit), alone, together, hop_figures(timings, _SHARDS, together))

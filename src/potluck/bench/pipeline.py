@@ -1,6 +1,7 @@
 """What a split costs: shards as real nodes on loopback over TLS, one thread each, against the unsplit model on one thread.
 
-Both sides take turns within one run, and only ratios are compared. The head runs in this process, as it does in `potluck ask --via`.
+Both sides take turns within one run, and only ratios are compared: of each round, as a machine is not the same from one to the next.
+The head runs in this process, as it does in `potluck ask --via`.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ class PipelineBenchSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: str  # as in the store
     file: ModelFile
     layer_count: int
-    rounds: int = 5
+    rounds: int = 9
     decode_tokens: int = 64
     prefill_tokens: int = 1024
     batch: int = 8
@@ -144,13 +145,17 @@ async def _compare(
             split_prefill.append(len(prompt) / times[0])
             batched.append(await _together(head, prompt[:8], settings))
     figures = hop_figures(timings, shards, statistics.median(split))
-    one = statistics.median(split)
     report = PipelineReport(
-        settings.model, one / statistics.median(unsplit), figures.hop_p50_ms, figures.hop_p95_ms,
-        statistics.median(split_prefill) / statistics.median(unsplit_prefill), statistics.median(batched) / one,
-        statistics.median(unsplit), one, statistics.median(unsplit_prefill), statistics.median(split_prefill), (),
+        settings.model, ratio_of(split, unsplit), figures.hop_p50_ms, figures.hop_p95_ms,
+        ratio_of(split_prefill, unsplit_prefill), ratio_of(batched, split), statistics.median(unsplit),
+        statistics.median(split), statistics.median(unsplit_prefill), statistics.median(split_prefill), (),
     )  # fmt: skip
     return report, [figures]
+
+
+def ratio_of(these: Sequence[float], those: Sequence[float]) -> float:
+    """The median of the rounds' ratios."""
+    return statistics.median(this / that for this, that in zip(these, those, strict=True))
 
 
 async def _together(head: Head, prompt: Sequence[int], settings: PipelineBenchSettings) -> float:
