@@ -240,6 +240,7 @@ def test_rehearsals_reach_the_worker_and_change_no_token(models_home: Path, monk
 
     monkeypatch.setattr(Rehearsals, "take", counting)
     monkeypatch.setattr(Spinner, "stay_awake", staying_awake)
+    monkeypatch.setattr("potluck.node.serving.rehearsal_shortest_s", lambda: 0.0)
     monkeypatch.setattr("potluck.node.serving.rehearsal_watch_s", lambda device, threads: 0.0)
     monkeypatch.setattr("potluck.node.serving.rehearsal_lead_s", lambda device: 0.0)
     without = run(ask())

@@ -1,5 +1,6 @@
 """The machine's cores: how many are ours to use, and giving one up for a moment."""
 
+import functools
 import os
 
 from potluck.core.control_groups import OWN_GROUPS, ControlGroups
@@ -10,8 +11,23 @@ def _keep() -> None:
 
 
 give_way = getattr(os, "sched_yield", _keep)
-"""Lets whoever waits for this core have it first. After a message has left, and before whatever nobody waits for: the one that it woke
-may be waiting for this very core, and on small machines often is."""
+"""Lets whoever waits for this core have it first."""
+
+_FEW = 4
+
+
+@functools.cache
+def _are_few() -> bool:
+    return usable_cores() < _FEW
+
+
+def give_way_where_few() -> None:
+    """After a message has left, before what nobody waits for: on a small machine the one that it woke often waits for this very core.
+
+    With more cores it finds another; and those who wait for this one may be looking for work of their own, without sleeping.
+    """
+    if _are_few():
+        give_way()
 
 
 def usable_cores(groups: ControlGroups = OWN_GROUPS) -> int:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 
 from potluck.core.errors import PotluckError, WrongPeer
-from potluck.core.processors import give_way
+from potluck.core.processors import give_way_where_few
 from potluck.identity.keys import short_id
 from potluck.net.link import Link, LinkHandler, Transport
 from potluck.wire.effects import SendTo
@@ -122,7 +122,7 @@ class PeerLinks:
                 left[effect.node] -= 1
                 self._send_on(links[-1], effect.message, effect.body, is_more=left[effect.node] > 0)
                 if left[effect.node] == 0:
-                    give_way()  # to that node, where it is on this machine; those who are sent to first are in a hurry
+                    give_way_where_few()  # to that node, where it is on this machine; those who are sent to first are in a hurry
 
     def _obstacle(self, node: bytes) -> str | None:
         """Why a node is not even dialled."""

@@ -75,6 +75,8 @@ class Repair:
         if not culprits:
             # It blames the head, or somebody who is not part of this: whoever is right, the two cannot go on together.
             culprits = [stage]
+        elif all(culprit.is_lost for culprit in culprits):
+            return NOTHING  # no news, such as the second chunk of the same rubbish, and nothing to hold against whoever brings it
         elif message.code in UNFIT:
             culprits = self.blame.of_rubbish(stage, culprits, pipeline.stages)
         elif stage not in culprits:
@@ -90,8 +92,6 @@ class Repair:
 
     def _after_report(self, accuser: HeadStage, accused: list[HeadStage]) -> list[HeadStage]:
         """Who goes where one stage says of another that it is gone, or sends what does not fit."""
-        if all(stage.is_lost for stage in accused):
-            return []  # no news, and nothing to hold against whoever brings it
         if not any(stage in accused for stage in self._pipeline.neighbours_of(accuser)):
             return [accuser]
         is_doubtful = self.blame.is_doubtful(accuser, accused)

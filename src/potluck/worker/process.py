@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from potluck.core.core_dumps import forbid_core_dumps
-from potluck.core.processors import give_way
+from potluck.core.processors import give_way_where_few
 from potluck.wire.work import Rehearse, RunBatch
 from potluck.wire.worker_settings import OUT_OF_MEMORY_STATUS, WorkerSettings
 from potluck.worker.channel import Channel
@@ -53,7 +53,7 @@ def serve(channel: Channel, settings: WorkerSettings) -> None:
         message, body = channel.receive()
         for answer, parts in worker.handle(message, body):
             channel.send(answer, *parts)
-        give_way()  # to the daemon; what follows can wait
+        give_way_where_few()  # to the daemon; what follows can wait
         if isinstance(message, Rehearse):
             channel.stay_awake(settings.awake_s)
         if isinstance(message, RunBatch):
