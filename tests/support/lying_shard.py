@@ -38,6 +38,7 @@ class LyingShard:
         self.links = PeerLinks(self.id, self._transport, self._on_message, lambda node, reason: None)
         self.address = ""
         self.told = 0  # steps that it has lied about
+        self.chances = 0  # sessions that were opened
         self._info, self._row, self._token, self._text_side = info, row, token, text_side
         self._sessions: dict[bytes, tuple[bytes, Open]] = {}
         self._lengths: dict[bytes, int] = {}
@@ -62,6 +63,7 @@ class LyingShard:
         elif isinstance(message, GetTokenizer):
             self._send_text_side(sender, message)
         elif isinstance(message, Open):
+            self.chances += 1
             self._sessions[message.session], self._lengths[message.session] = (sender, message), 0
             self._say(sender, Opened(message.session, message.epoch))
         elif isinstance(message, Step) and message.session in self._sessions:
