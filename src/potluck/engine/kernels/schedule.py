@@ -34,10 +34,9 @@ BY_GROUPS, BY_ROWS, BY_TILES, BY_TASKS = range(4)
 SYNC_WORDS = 16  # per operation; taken and done counters on cache lines of their own
 DONE = 8
 _SHIFT = 24  # counters carry the run's generation above their count, so that a late thread of an old run finds out
-# Many chunks even out what threads are slow at; but each begins a stream of weights anew, which counts where a row or two go through them
-# (SmolLM2, a token on two threads of Zen 4: 3.19, 3.17, 3.30 and 3.69 ms with 1, 2, 4 and 8 chunks for each).
-CHUNKS_PER_THREAD, CHUNKS_PER_THREAD_OF_FEW_ROWS = 4, 2
-FEW_ROWS = 4
+# Chunks even out what one thread is slower at, but each begins a stream of weights anew. SmolLM2's layers, two threads of Zen 4, with 1, 2,
+# 4 and 8 for each: one row 1.71, 1.79, 1.95, 2.27 ms; four 2.73, 2.86, 3.12, 3.55; eight 6.4, 6.7, 7.3, 7.7; 64 rows 20.6, 20.7, 21.4, 21.1.
+CHUNKS_PER_THREAD = 2
 MAX_CHUNKS = 64
 
 
@@ -54,8 +53,7 @@ def chunk_count(operation: Any, batch: Any, threads: int) -> int:
         units = batch[BATCH_TILE_COUNT]
     else:
         units = batch[BATCH_ATTENTION_TASKS]
-    each = CHUNKS_PER_THREAD_OF_FEW_ROWS if batch[BATCH_ROWS] <= FEW_ROWS else CHUNKS_PER_THREAD
-    return min(units, each * threads, MAX_CHUNKS)
+    return min(units, CHUNKS_PER_THREAD * threads, MAX_CHUNKS)
 
 
 @njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)
