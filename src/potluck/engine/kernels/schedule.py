@@ -35,7 +35,7 @@ SYNC_WORDS = 16  # per operation; taken and done counters on cache lines of thei
 DONE = 8
 _SHIFT = 24  # counters carry the run's generation above their count, so that a late thread of an old run finds out
 # Chunks even out what one thread is slower at, but each begins a stream of weights anew. SmolLM2's layers, two threads of Zen 4, with 1, 2,
-# 4 and 8 for each: one row 1.71, 1.79, 1.95, 2.27 ms; four 2.73, 2.86, 3.12, 3.55; eight 6.4, 6.7, 7.3, 7.7; 64 rows 20.6, 20.7, 21.4, 21.1.
+# 4 and 8 for each: one row 1.71, 1.79, 1.95, 2.27 ms; four 2.73, 2.86, 3.12, 3.55; eight 6.4, 6.7, 7.3, 7.7; 64 rows 20.6, 20.7, 21.4, 21.
 CHUNKS_PER_THREAD = 2
 MAX_CHUNKS = 64
 
