@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Self
 
 import msgspec
-import numpy as np
 
 from potluck.core.errors import ModelNotFound
 from potluck.core.layers import LayerRange
 from potluck.core.model_facts import ModelFacts
 from potluck.engine.cpu_engine import CpuEngine
-from potluck.engine.shard_engine import EngineSettings, Step
+from potluck.engine.shard_engine import EngineSettings, Step, StepResult
 from potluck.weights.checkpoint import Checkpoint
 from potluck.weights.open_model import open_checkpoint
 
@@ -116,12 +115,12 @@ class OwnEngine:
         return count * len(prompts) / seconds
 
     def _greedy(self, parts: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
+        """As a worker does where the likeliest token is wanted: plain decoding leaves the logits where they are."""
         steps = [
-            Step(session, self._engine.length(session), tokens=tokens, logits=(len(tokens) - 1,))
+            Step(session, self._engine.length(session), tokens=tokens, logits=(len(tokens) - 1,), is_greedy=True)
             for session, tokens in parts
         ]
-        results = self._engine.forward(steps)
-        return [int(np.argmax(result.logits[0])) for result in results if result.logits is not None]
+        return [_likeliest(result) for result in self._engine.forward(steps)]
 
     def _keep(self, prompt: Sequence[int], room: int) -> tuple[int, int]:
         """The session that holds exactly `prompt`, with room behind it, and the token that follows."""
@@ -137,6 +136,13 @@ class OwnEngine:
         if self._session is not None:
             self._engine.close_session(self._session)
         self._session, self._kept = None, ()
+
+
+def _likeliest(result: StepResult) -> int:
+    if result.likeliest is not None:
+        return result.likeliest[0]
+    assert result.logits is not None
+    return int(result.logits[0].argmax())
 
 
 def weight_bytes_per_token(checkpoint: Checkpoint) -> int:

@@ -92,7 +92,7 @@ class _Tile:
 
     def _prefetch(self, place: ir.Value) -> None:
         """The lines of one block, some way ahead: a few at a time, as a burst would only wait for itself."""
-        if not gains_by_prefetching():
+        if not gains_by_prefetching(self.tokens):
             return
         for line in range(0, self.layout.part, 64):
             self.e.prefetch(place, PREFETCH_BYTES + line)
