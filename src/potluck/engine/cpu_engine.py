@@ -186,7 +186,7 @@ class CpuEngine(ShardEngine):
         self._decoder.reserve_positions(max(step.position + step.count for step in steps))
         layers = self._session(steps[0].session).layers
         before_layers, before_output = at_ends(layers, roundings)
-        inputs = [self._input(step, before_layers) for step in steps]
+        inputs = self._inputs(steps, before_layers)
         outputs = [np.empty_like(rows) for rows in inputs]
         runs = self._cut(steps)
         head = self._head if before_output is None and len(runs) == 1 and self._chooses_in_every_row(steps) else None
@@ -222,6 +222,15 @@ class CpuEngine(ShardEngine):
             )
             for first, stop in itertools.pairwise(edges)
         ]
+
+    def _inputs(self, steps: Sequence[Step], rounded: Round | None) -> list[Floats]:
+        """Of every step. Tokens of several are looked up together: each time costs more than each token."""
+        if len(steps) == 1 or rounded is not None or any(step.tokens is None for step in steps):
+            return [self._input(step, rounded) for step in steps]
+        assert self._weights.embedding is not None
+        rows = self._weights.embedding.look_up([token for step in steps for token in step.tokens or ()])
+        ends = itertools.accumulate(step.count for step in steps)
+        return [rows[end - step.count : end] for step, end in zip(steps, ends, strict=True)]
 
     def _input(self, step: Step, rounded: Round | None) -> Floats:
         if step.hidden is not None:

@@ -158,9 +158,10 @@ class Emitter:
         pointer = self.builder.inttoptr(self.add(address, offset), lanes.type.as_pointer())
         self.builder.store(lanes.value, pointer).align = 1
 
-    def prefetch(self, address: ir.Value, offset: int) -> None:
+    def prefetch(self, address: ir.Value, offset: int, level: int) -> None:
+        """`level`: the cache, 1 to 3."""
         pointer = self.builder.inttoptr(self.add(address, offset), I8.as_pointer())
-        self.call("llvm.prefetch.p0", ir.VoidType(), [pointer, I32(0), I32(3), I32(1)])
+        self.call("llvm.prefetch.p0", ir.VoidType(), [pointer, I32(0), I32(4 - level), I32(1)])
 
     def call(self, name: str, result: ir.Type, arguments: Sequence[ir.Value]) -> ir.Value:
         kind = ir.FunctionType(result, [argument.type for argument in arguments])

@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from potluck.engine.kernels.lanes import F32, I8, I16, I32, I64, Emitter, Lanes, Variable, vector
 from potluck.engine.kernels.layout import BLOCK, LAYOUT_BY_CODE, FloatLayout, QuantLayout
 from potluck.engine.kernels.memory import BATCH_ROWS, KERNEL, KERNEL_OPTIONS, words
-from potluck.engine.kernels.processor import PROCESSORS, ROWS, Processor, gains_by_prefetching
+from potluck.engine.kernels.processor import PROCESSORS, ROWS, Processor, prefetch_level
 
 PREFETCH_BYTES = 4096
 PROCESSOR_NAMES = tuple(PROCESSORS)
@@ -92,10 +92,11 @@ class _Tile:
 
     def _prefetch(self, place: ir.Value) -> None:
         """The lines of one block, some way ahead: a few at a time, as a burst would only wait for itself."""
-        if not gains_by_prefetching(self.tokens):
+        level = prefetch_level(self.tokens)
+        if level is None:
             return
         for line in range(0, self.layout.part, 64):
-            self.e.prefetch(place, PREFETCH_BYTES + line)
+            self.e.prefetch(place, PREFETCH_BYTES + line, level)
 
     def _halves(self, address: ir.Value, offset: int, half: int) -> Lanes:
         raw = self.e.load(vector(I16, self.lanes), address, offset + half * self.lanes * 2)
