@@ -304,6 +304,9 @@ class CpuEngine(ShardEngine):
             return
         size = (rows << 24) | (program.length << 1) | kind  # what the governor compares: equal work only
         threads = self._governor.choose(size)
+        if self._governor.is_settled(size, threads):
+            run_alone(program.table_address, program.length, self._batch_address)
+            return
         start, used = time.perf_counter(), time.process_time()
         self._team.run(program.table_address, program.length, self._batch_address, program.sync_address, threads)
         self._governor.record(size, threads, time.perf_counter() - start, time.process_time() - used)

@@ -93,12 +93,16 @@ class Governor:
         if known.chosen == self.choices[0] and not known.on_trial:
             if not known.is_troubled(self):
                 return known.chosen
-            known.on_trial = list(self.choices[1:])
+            known.begin_trials(self.choices[1:])
         elif not known.on_trial and self._is_calm(known):
             known.restore(self.choices[0])
         if known.on_trial:
             return self._try(known)
         return known.chosen
+
+    def is_settled(self, size: int, threads: int) -> bool:
+        """Whether nothing is to be learnt from the next run: one thread does not wait for others, and is compared with none now."""
+        return threads == 1 and not self._sizes[size].on_trial
 
     def _try(self, known: "_Experience") -> int:
         number = known.on_trial[0]
@@ -156,6 +160,11 @@ class _Experience:
         if usual is None or best is None or self.until_trial > 0:
             return False
         return self.share < rules.STARVED or usual > rules.SLOWER * best
+
+    def begin_trials(self, numbers: list[int]) -> None:
+        self.on_trial = list(numbers)
+        for number in numbers:
+            self.average.pop(number, None)  # of times long past
 
     def restore(self, threads: int) -> None:
         self.chosen, self.share = threads, 1.0

@@ -177,10 +177,10 @@ _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512vnni")
 def prefetch_level(tokens: int) -> int | None:
     """Into which cache kernels for so many tokens ask for weights some way ahead; None: not at all.
 
-    On a Xeon into the first, which gains 10 to 30 %. AMD's read ahead by themselves, and being asked only disturbs them: 27 tokens/s instead
-    of 32 (1.5B shape, Q4_K, one thread of Zen 4), and 5 % more time with four tokens. With eight they do not see far enough: SmolLM2's
-    products take 188 µs a layer instead of 222. But into the second cache: the first waits for so few lines at once that eight-bit
-    weights came at 12 GB/s instead of 18.
+    On a Xeon into the first, which gains 10 to 30 %. AMD's read ahead by themselves, and being asked only disturbs them: 27 tokens/s
+    instead of 32 (1.5B shape, Q4_K, one thread of Zen 4), and 5 % more time with four tokens. With eight they do not see far enough:
+    SmolLM2's products take 188 µs a layer instead of 222. But into the second cache: the first waits for so few lines at once that
+    eight-bit weights came at 12 GB/s instead of 18.
     """
     if not llvm.get_host_cpu_name().startswith("znver"):
         return 1
