@@ -102,7 +102,8 @@ class Governor:
 
     def is_settled(self, size: int, threads: int) -> bool:
         """Whether nothing is to be learnt from the next run: one thread does not wait for others, and is compared with none now."""
-        return threads == 1 and not self._sizes[size].on_trial
+        known = self._sizes.get(size)
+        return threads == 1 and (known is None or not known.on_trial)
 
     def _try(self, known: "_Experience") -> int:
         number = known.on_trial[0]

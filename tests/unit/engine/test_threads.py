@@ -181,6 +181,17 @@ def governor_of(machine: Machine, threads: int = 2) -> Governor:
     return Governor(threads, machine.idle_cores, machine.clock)
 
 
+def test_one_thread_is_measured_only_where_it_is_compared() -> None:
+    machine = Machine()
+    assert governor_of(machine, 1).is_settled(1, 1)
+    governor = governor_of(machine)
+    assert not governor.is_settled(1, governor.choose(1))
+    governor._sizes[1].begin_trials([1])
+    assert not governor.is_settled(1, 1)
+    governor._sizes[1].on_trial.clear()
+    assert governor.is_settled(1, 1)
+
+
 def time_of(machine: Machine, used: list[int]) -> float:
     return sum(machine.run(threads)[0] for threads in used)
 
