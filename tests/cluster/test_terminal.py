@@ -65,6 +65,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(server: PageServer, tmp_pat
             time.sleep(0.02)
         assert server.disconnects == 1  # the server knows, and so would every shard
         server.script.hold_after = None
+        terminal.wait_until_asleep()
         terminal.type("\x03")  # at the prompt it drops the line, and says how to end
         terminal.wait_for("Ctrl-D ends.*>>> ")
         terminal.type("Go on\n")

@@ -10,6 +10,8 @@ import termios
 import time
 from pathlib import Path
 
+import psutil
+
 _PATIENCE_S = 60.0
 # Takes the terminal first, so that Ctrl-C there is a signal here; whoever started the tests in the background has it ignored.
 _PROGRAM = (
@@ -48,6 +50,13 @@ class Terminal:
                 self.output += self._read()
         taken, self.output = self.output[: found.end()], self.output[found.end() :]
         return taken
+
+    def wait_until_asleep(self) -> None:
+        """A prompt is shown a moment before Python's `input` waits for keys, and Ctrl-C in that moment is noticed with the next key only."""
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while psutil.Process(self.process.pid).status() != psutil.STATUS_SLEEPING:
+            assert time.monotonic() < deadline_s, "the program does not wait for keys"
+            time.sleep(0.01)
 
     def _read(self) -> str:
         try:
