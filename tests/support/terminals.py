@@ -52,7 +52,7 @@ class Terminal:
         return taken
 
     def wait_until_asleep(self) -> None:
-        """A prompt is shown a moment before Python's `input` waits for keys, and Ctrl-C in that moment is noticed with the next key only."""
+        """A prompt is shown a moment before Python's `input` waits for keys; Ctrl-C in that moment is noticed with the next key only."""
         deadline_s = time.monotonic() + _PATIENCE_S
         while psutil.Process(self.process.pid).status() != psutil.STATUS_SLEEPING:
             assert time.monotonic() < deadline_s, "the program does not wait for keys"
