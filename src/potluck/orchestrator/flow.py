@@ -33,7 +33,7 @@ class Flow:
         self._settings, self._wants_tokens = settings, wants_tokens
         self._longest_chunk = min(settings.prefill_chunk, longest_chunk or MAX_STEP_TOKENS)
         self.sent = self._began = 0
-        self._stages = 1
+        self._stages, self._cuts_short = 1, False
         self.unread = 0
         self.is_ring_running = False
         self._in_flight: deque[int] = deque()  # where each chunk that has not come back ends
@@ -47,10 +47,10 @@ class Flow:
         self._in_flight.clear()
         self.is_ring_running = False
 
-    def restart(self, confirmed: int, stages: int = 1) -> int:
-        """All stages have `confirmed` positions. Gives the credit to begin with. `stages`: that have to be kept busy."""
+    def restart(self, confirmed: int, stages: int = 1, *, cuts_short: bool = False) -> int:
+        """All stages have `confirmed` positions. Gives the credit to begin with. `cuts_short`: they are quicker with short chunks."""
         self.sent = self._began = confirmed
-        self._stages = stages
+        self._stages, self._cuts_short = stages, cuts_short
         if not self._settings.uses_ring:
             return 0
         self._credit_owed = 0
@@ -80,7 +80,7 @@ class Flow:
 
         Of n tokens in chunks of c over k stages, (n / c + k - 1) · (c + cost) is to be least.
         """
-        if self._stages == 1:
+        if self._stages == 1 or not self._cuts_short:
             return self._longest_chunk
         best = math.sqrt(_CHUNK_COST * length / (self._stages - 1))
         return min(self._longest_chunk, max(_SHORTEST_CHUNK, round(best / _CHUNK_STEP) * _CHUNK_STEP))

@@ -216,7 +216,9 @@ class Generation:
                 self._journal.reused = 0  # some shard had not kept its part after all
         self.phase = Phase.RUNNING
         self._watch.formed(now_s, is_feeding=bool(feeds))
-        credit = self._flow.restart(self._journal.confirmed, self._stages_to_fill())
+        # A GPU takes as long for a short chunk as for a long one.
+        cuts_short = self._pipeline.arithmetics == {ARITHMETIC_VERSION}
+        credit = self._flow.restart(self._journal.confirmed, len(self._pipeline.stages), cuts_short=cuts_short)
         if credit:
             self._give_credit(credit)
         return self._pump()
@@ -232,11 +234,6 @@ class Generation:
         chunk = min(max(self.settings.prefill_chunk, -(-resume // 32)), MAX_STEP_TOKENS)
         for start in range(0, resume, chunk):
             self._send_tokens(start, min(start + chunk, resume), chooses=False)
-
-    def _stages_to_fill(self) -> int:
-        """By short chunks of a prompt. A GPU takes as long for a short one as for a long one."""
-        stages = self._pipeline.stages
-        return len(stages) if set(self._pipeline.arithmetics) == {ARITHMETIC_VERSION} else 1
 
     def _give_credit(self, tokens: int) -> None:
         last = self._pipeline.stages[-1]

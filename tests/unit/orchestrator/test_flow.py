@@ -46,7 +46,7 @@ def test_a_prompt_that_is_only_scored_asks_for_no_token_and_keeps_to_the_longest
 )
 def test_a_prompt_is_cut_so_that_no_stage_waits_long_for_the_first_piece(length: int, stages: int, count: int) -> None:
     flow = Flow(GenerationSettings())
-    flow.restart(0, stages)
+    flow.restart(0, stages, cuts_short=True)
     chunks = flow.take_due(length)
     assert chunks[0].stop == min(count, length)
     assert len(chunks) == min(stages + 2, -(-length // count))  # one for each stage, and some on their way
@@ -54,12 +54,18 @@ def test_a_prompt_is_cut_so_that_no_stage_waits_long_for_the_first_piece(length:
     assert all(chunk.stop - chunk.start == count for chunk in flow.take_due(length) if chunk.stop < length)
 
 
+def test_stages_that_gain_nothing_by_short_chunks_get_long_ones_and_as_many() -> None:
+    flow = Flow(GenerationSettings())
+    flow.restart(0, 4)
+    assert flow.take_due(1024) == [Chunk(start, start + 128, False) for start in range(0, 6 * 128, 128)]
+
+
 def test_what_is_cut_is_what_is_still_to_be_sent_and_no_longer_than_allowed() -> None:
     flow = Flow(GenerationSettings())
-    flow.restart(964, 2)
+    flow.restart(964, 2, cuts_short=True)
     assert flow.take_due(1024)[0] == Chunk(964, 980, False)
     flow = Flow(GenerationSettings(prefill_chunk=8, prefill_window=2))
-    flow.restart(0, 2)
+    flow.restart(0, 2, cuts_short=True)
     assert flow.take_due(1024) == [Chunk(0, 8, False), Chunk(8, 16, False)]
 
 
