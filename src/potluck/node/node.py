@@ -71,6 +71,7 @@ from potluck.wire.messages import (
 from potluck.wire.worker_settings import WorkerSettings
 
 _LOG = logging.getLogger(__name__)
+_FROM_A_SHARD = (Result, Opened, Refused, Rewired, Probed, Fault)
 _HOUSEKEEPING_S = 5.0
 _SWARM_FILE_S = 1.0
 _MAX_OWNERS = 1 << 14
@@ -255,6 +256,11 @@ class Node:
     def _on_message(self, sender: bytes, message: Message, body: bytes) -> None:
         if type(message) is Step and (owner := self._owners.get(message.session)) is not None:
             return owner.deliver(sender, message, body)  # by far the most frequent, and the one that is waited for
+        if isinstance(message, _FROM_A_SHARD):
+            # To its head; where that shard is our own, it knows the same session.
+            if not self.orchestrator.on_message(sender, message.session, message, body):
+                self.counters["unknown_session"] += 1
+            return None
         if isinstance(message, Describe):
             return self._send(SendTo(sender, None, self._describe(message.nonce)))
         if isinstance(message, GetTokenizer):
@@ -272,13 +278,7 @@ class Node:
         if isinstance(message, BulkLink | GetHoldings | Holdings | GetChunk | ChunkData):
             self.counters["for_bulk_links_only"] += 1
             return None
-        session = message.session
-        if isinstance(message, Opened | Refused | Result | Rewired | Probed | Fault):
-            # From a shard to its head; where that shard is our own, it knows the same session.
-            if not self.orchestrator.on_message(sender, session, message, body):
-                self.counters["unknown_session"] += 1
-            return None
-        owner = self._owners.get(session)
+        owner = self._owners.get(message.session)
         if owner is not None:
             return owner.deliver(sender, message, body)
         if self.shards:

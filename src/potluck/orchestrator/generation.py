@@ -133,6 +133,9 @@ class Generation:
     def sessions(self) -> tuple[bytes, ...]:
         return tuple(stage.session for stage in self._pipeline.stages)
 
+    def has_session(self, session: bytes) -> bool:
+        return any(stage.session == session for stage in self._pipeline.stages)
+
     @property
     def fell_back(self) -> bool:
         """Whether the head itself runs some stage now that another ran before."""

@@ -51,6 +51,7 @@ class PipelineOrchestrator:
         self.max_concurrent_pipelines = most
         self._node, self._send, self._metrics = node, send, metrics
         self._running: list[Running] = []
+        self._heard: dict[bytes, Running] = {}  # by session; some of them before a failover
         self._started = 0
         self._questions = Questions(send)
         self._addresses = Addresses(links, self._questions, self.store, self._returned)
@@ -172,6 +173,7 @@ class PipelineOrchestrator:
             running.generation.cancel()
             self._carry_out(running)
             self._running.remove(running)
+            self._heard = {session: each for session, each in self._heard.items() if each is not running}
             self.store.end_streams(nodes, request.weights_sha256)
             self._keep(running.generation, reuse_key(request, params.activation_dtype))
             if request.resume_key:
@@ -226,14 +228,23 @@ class PipelineOrchestrator:
 
     def on_message(self, sender: bytes, session: bytes, message: Message, body: bytes = b"") -> bool:
         """Whether a generation knows that session."""
-        for running in self._running:
-            if session in running.generation.sessions:
-                if isinstance(message, Opened):
-                    self.store.clear_suspicion(sender)  # it works
-                running.generation.on_message(sender, message, time.monotonic(), body)
-                self._carry_out(running)
-                return True
-        return False
+        running = self._running_with(session)
+        if running is None:
+            return False
+        if isinstance(message, Opened):
+            self.store.clear_suspicion(sender)  # it works
+        running.generation.on_message(sender, message, time.monotonic(), body)
+        self._carry_out(running)
+        return True
+
+    def _running_with(self, session: bytes) -> Running | None:
+        """Whoever was found is remembered: most that comes is tokens, of the same few sessions."""
+        found = self._heard.get(session)
+        if found is None or not found.generation.has_session(session):
+            found = next((each for each in self._running if each.generation.has_session(session)), None)
+            if found is not None:
+                self._heard[session] = found
+        return found
 
     def on_suspect(self, node: bytes) -> None:
         """The head of a pipeline that this node has a part in has found that node lost."""

@@ -25,8 +25,10 @@ class PromptScores:
 
     def take(self, position: int, data: bytes) -> None:
         """What came with the result for `position`. Raises ProtocolViolation where that is not what is due."""
-        due = min(position, len(self._prompt) - 1) - len(self._scored)
-        scores = decode_scores(data, 0 if self._top is None else max(0, due), self._top or 0, self._vocabulary_size)
+        due = 0 if self._top is None else max(0, min(position, len(self._prompt) - 1) - len(self._scored))
+        if due == 0 and not data:
+            return  # as with every token that is generated
+        scores = decode_scores(data, due, self._top or 0, self._vocabulary_size)
         for score in scores:
             token = self._prompt[len(self._scored) + 1]
             self._scored.append(PromptLogprob(token, score.logprob, score.is_greedy, score.top))

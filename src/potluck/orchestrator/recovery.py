@@ -6,6 +6,7 @@ recomputing that stage too; before the first stage stands the head, which has th
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from potluck.planner.cover import Placed
 
@@ -24,7 +25,7 @@ class HeadStage:
     is_lost: bool = False  # and waits for a replacement, which may be the same node, come back with nothing
     resumes: bytes | None = None  # a session of an earlier request there, which this one begins with
 
-    @property
+    @cached_property
     def name(self) -> str:
         stage = self.placed.stage
         return f"{self.placed.node.hex()[:8]}:{stage.start}-{stage.stop - 1}"

@@ -124,7 +124,9 @@ class ShardHealthTracker:
     def note(self, shard_id: str, latency_ms: float, now_s: float) -> None:
         self._seen_s.pop(shard_id, None)
         self._seen_s[shard_id] = now_s
-        self._latencies.setdefault(shard_id, LatencyWindow()).note(latency_ms)
+        if (latencies := self._latencies.get(shard_id)) is None:
+            latencies = self._latencies[shard_id] = LatencyWindow()
+        latencies.note(latency_ms)
         if len(self._seen_s) > self._MOST_SHARDS:
             oldest = next(iter(self._seen_s))
             del self._seen_s[oldest], self._latencies[oldest]
