@@ -17,9 +17,8 @@ from numba.extending import intrinsic
 from potluck.engine.kernels.lanes import F32, I8, I16, I32, I64, Emitter, Lanes, Variable, vector
 from potluck.engine.kernels.layout import BLOCK, LAYOUT_BY_CODE, FloatLayout, QuantLayout
 from potluck.engine.kernels.memory import BATCH_ROWS, KERNEL, KERNEL_OPTIONS, words
-from potluck.engine.kernels.processor import PROCESSORS, ROWS, Processor, prefetch_level
+from potluck.engine.kernels.processor import PROCESSORS, ROWS, Processor, reading_ahead
 
-PREFETCH_BYTES = 4096
 PROCESSOR_NAMES = tuple(PROCESSORS)
 _CACHE_BYTES = (
     192 * 1024
@@ -92,11 +91,11 @@ class _Tile:
 
     def _prefetch(self, place: ir.Value) -> None:
         """The lines of one block, some way ahead: a few at a time, as a burst would only wait for itself."""
-        level = prefetch_level(self.tokens)
-        if level is None:
+        ahead = reading_ahead(self.tokens)
+        if ahead is None:
             return
         for line in range(0, self.layout.part, 64):
-            self.e.prefetch(place, PREFETCH_BYTES + line, level)
+            self.e.prefetch(place, ahead.distance_bytes + line, ahead.level)
 
     def _halves(self, address: ir.Value, offset: int, half: int) -> Lanes:
         raw = self.e.load(vector(I16, self.lanes), address, offset + half * self.lanes * 2)

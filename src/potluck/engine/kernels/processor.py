@@ -4,7 +4,7 @@ Three kinds give the same bits, since integers are exact: `avx512` (VNNI), `avx2
 anything else). A further one (NEON) is a further class here and nothing else.
 """
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import llvmlite.binding as llvm
 from llvmlite import ir
@@ -174,17 +174,23 @@ _AVX2 = ("avx2", "f16c", "sse4.1")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512vnni")
 
 
-def prefetch_level(tokens: int) -> int | None:
-    """Into which cache kernels for so many tokens ask for weights some way ahead; None: not at all.
+class ReadingAhead(NamedTuple):
+    level: int  # of the cache that the weights are asked into
+    distance_bytes: int
 
-    On a Xeon into the first, which gains 10 to 30 %. AMD's read ahead by themselves, and being asked only disturbs them: 27 tokens/s
-    instead of 32 (1.5B shape, Q4_K, one thread of Zen 4), and 5 % more time with four tokens. With eight they do not see far enough:
-    SmolLM2's products take 188 µs a layer instead of 222. But into the second cache: the first waits for so few lines at once that
-    eight-bit weights came at 12 GB/s instead of 18.
+
+def reading_ahead(tokens: int) -> ReadingAhead | None:
+    """How kernels for so many tokens ask for weights before they need them; None: not at all.
+
+    On a Xeon into the first cache, which gains 10 to 30 %. AMD's read ahead by themselves, and being asked only disturbs them while there
+    is little to compute: 27 tokens/s instead of 32 (1.5B shape, Q4_K, one thread of Zen 4). With four and more they do not see far
+    enough: SmolLM2's products take 188 µs a layer instead of 222 with eight, a step of four 5.0 ms instead of 5.4. But from further away
+    (4 KB gain nothing with four), and into the second cache: the first waits for so few lines at once that eight-bit weights came at
+    12 GB/s instead of 18.
     """
     if not llvm.get_host_cpu_name().startswith("znver"):
-        return 1
-    return 2 if tokens >= 8 else None
+        return ReadingAhead(level=1, distance_bytes=4096)
+    return ReadingAhead(level=2, distance_bytes=8192) if tokens >= 4 else None
 
 
 def detect() -> str:
