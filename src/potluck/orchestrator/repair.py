@@ -20,6 +20,7 @@ from potluck.wire.messages import Close, Fault, Refused
 
 # Chooses a covering pipeline for the whole model, keeping the given stages where they are; None where there is none.
 Repick = Callable[[Sequence[Placed | None], frozenset[bytes], bool], list[list[Placed]] | None]
+_LONGEST_LOAD = 10  # stall timeouts: gigabytes from an old disk take minutes
 
 
 class Deed(enum.Enum):
@@ -51,6 +52,7 @@ class Repair:
         counters: Counter[str],
     ) -> None:  # fmt: skip
         self._request, self._pipeline, self._repick, self._counters = request, pipeline, repick, counters
+        self._load_patience_s = _LONGEST_LOAD * settings.stall_timeout_s
         self.blame = Blame()
         self.troubles = Troubles(settings)
 
@@ -139,6 +141,9 @@ class Repair:
 
     def on_stall(self, giver: HeadStage | None, taker: HeadStage, moved_s: float, now_s: float) -> Decision:
         """Nothing moves at `taker`, or between the two."""
+        is_opening = giver is None and taker.is_new
+        if is_opening and now_s - moved_s < self._load_patience_s and self._found([taker]) is None:
+            return NOTHING  # it lives, and is perhaps still loading; without it there would be no answer either
         stalled = taker if giver is None else self.blame.of_two(giver, taker)
         self.troubles.last_refusal = ("pipeline_stalled", "no progress within the time allowed")
         return self.lose([stalled], "made no progress", moved_s, now_s, "pipeline_stalled")

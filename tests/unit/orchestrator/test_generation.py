@@ -780,6 +780,39 @@ def test_a_shard_that_is_still_loading_is_given_time() -> None:
     assert bench.kinds(ShardStatus) == []
 
 
+def start_loading(bench: HeadBench, until_s: float) -> None:
+    """Every shard but the third opens and answers; that one answers too, and opens nothing."""
+    for effect in bench.start():
+        if effect.node != node(3):
+            bench.tell(effect.node, Opened(effect.message.session, 0))  # type: ignore[union-attr]
+    while bench.now_s < until_s and not bench.generation.is_ended and bench.kinds(ShardStatus) == []:
+        for effect in bench.wake(bench.now_s + 0.3):
+            if isinstance(effect.message, Probe):
+                is_known = effect.node != node(3)
+                bench.tell(effect.node, Probed(effect.message.session, effect.message.nonce, is_known, 0, 0, 0))
+
+
+def test_a_shard_that_loads_for_minutes_is_waited_for_where_nobody_else_has_its_layers() -> None:
+    bench = HeadBench(stall_timeout_s=5.0, spares=())
+    start_loading(bench, until_s=49.0)
+    assert bench.kinds(ShardStatus) == []
+    bench.tell(node(3), Opened(bench.generation.sessions[-1], 0))
+    assert bench.generation.phase is Phase.RUNNING
+
+
+def test_a_shard_that_loads_for_minutes_is_replaced_where_somebody_else_has_its_layers_and_not_waited_for_for_ever() -> (
+    None
+):
+    bench = HeadBench(stall_timeout_s=5.0, spares=((13, 6, 7),))
+    start_loading(bench, until_s=20.0)
+    assert 5.0 <= bench.now_s < 6.0
+    assert bench.places[2][0] == 13
+    alone = HeadBench(stall_timeout_s=5.0, spares=())
+    start_loading(alone, until_s=60.0)
+    assert 50.0 <= alone.now_s < 51.5
+    assert [status.code for status in alone.kinds(ShardStatus)] == ["pipeline_stalled"]  # type: ignore[union-attr]
+
+
 def test_a_worker_that_freezes_while_a_session_is_opened_is_found_long_before_the_stall_timeout() -> None:
     bench = decoded(3, stall_timeout_s=30.0, spares=((12, 3, 5), (22, 3, 5)))
     bench.lose(2)
@@ -799,7 +832,7 @@ def test_a_worker_that_freezes_while_a_session_is_opened_is_found_long_before_th
 
 
 def test_a_stall_while_forming_is_blamed_on_who_has_not_answered() -> None:
-    bench = decoded(3, stall_timeout_s=5.0)
+    bench = decoded(3, stall_timeout_s=5.0, spares=((12, 3, 5), (22, 3, 5)))
     bench.lose(2)
     for effect in list(bench.sent):
         if isinstance(effect.message, Rewire):
