@@ -1,6 +1,7 @@
 """A head without weights: connects to shards, gets tokenizer and template from one of them, and streams text."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
@@ -59,24 +60,43 @@ class ChoiceFrame(NamedTuple):
     text: str
 
 
+_ASK_NEXT_AFTER_S = 5.0  # without a tokenizer from whoever was asked before
 _CHOICES_AHEAD = 16  # frames that wait for a slow reader; no answer runs further ahead than its credits
 
 
 async def _fetch_text_side(node: Node, info: ShardInfo) -> tuple[Manifest, TokenizerSpec]:
-    """Manifest and tokenizer from the first holder that has what the hash covers. Raises what the last one did wrong."""
+    """Manifest and tokenizer from the first holder that sends what the hash covers. Raises what the last one did wrong.
+
+    Whoever is silent may be on a slow line: the next is asked as well, and the first answer counts.
+    """
     error: Exception = ShardUnavailable(f"nobody there serves {info.model}")
-    for holder in node.orchestrator.store.holders(info.weights_sha256):
-        try:
-            return check_tokenizer(
-                *await node.orchestrator.fetch_tokenizer(holder, info.weights_sha256), info.weights_sha256
-            )
-        except (PotluckError, TimeoutError) as problem:
-            error = (
-                problem
-                if isinstance(problem, PotluckError)
-                else ShardUnavailable(f"{holder.hex()[:8]} does not answer")
-            )
+    left = deque(node.orchestrator.store.holders(info.weights_sha256))
+    asking: set[asyncio.Task[tuple[Manifest, TokenizerSpec]]] = set()
+    try:
+        while asking or left:
+            if left:
+                asking.add(asyncio.create_task(_text_side_of(left.popleft(), node, info.weights_sha256)))
+            patience_s = _ASK_NEXT_AFTER_S if left else None
+            done, asking = await asyncio.wait(asking, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if (problem := task.exception()) is None:
+                    return task.result()
+                if not isinstance(problem, PotluckError):
+                    raise problem
+                error = problem
+    finally:
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
     raise error
+
+
+async def _text_side_of(holder: bytes, node: Node, weights_sha256: str) -> tuple[Manifest, TokenizerSpec]:
+    try:
+        manifest, tokenizer = await node.orchestrator.fetch_tokenizer(holder, weights_sha256)
+    except TimeoutError:
+        raise ShardUnavailable(f"{holder.hex()[:8]} does not answer") from None
+    return check_tokenizer(manifest, tokenizer, weights_sha256)
 
 
 def _note_first(stages: tuple[Placed, ...], first: list[Placed], params: DistributedChatParams) -> None:

@@ -19,6 +19,7 @@ from potluck.wire.messages import (
 )
 
 _ANSWER_TIMEOUT_S = 5.0
+_TEXT_SIDE_TIMEOUT_S = 60.0  # some megabytes in one piece, perhaps over somebody's slow line
 _RECALL_TIMEOUT_S = 0.5  # for all who are asked at once; a reader waits for it
 
 
@@ -43,7 +44,9 @@ class Questions:
         """How many wait for their answer."""
         return len(self._answers)
 
-    async def ask(self, node: bytes, question: Callable[[int], Message]) -> tuple[Message, bytes]:
+    async def ask(
+        self, node: bytes, question: Callable[[int], Message], timeout_s: float = _ANSWER_TIMEOUT_S
+    ) -> tuple[Message, bytes]:
         """One request and its answer. Raises TimeoutError, LinkClosed; a Failed answer is raised as what it says."""
         self._nonce += 1
         nonce = self._nonce
@@ -51,7 +54,7 @@ class Questions:
         self._answers[node, nonce] = future
         try:
             self._send(SendTo(node, None, question(nonce)))
-            answer, body = await asyncio.wait_for(future, _ANSWER_TIMEOUT_S)
+            answer, body = await asyncio.wait_for(future, timeout_s)
         finally:
             self._answers.pop((node, nonce), None)
         if isinstance(answer, Failed):
@@ -60,7 +63,7 @@ class Questions:
 
     async def fetch_tokenizer(self, node: bytes, weights_sha256: str) -> tuple[bytes, bytes]:
         """The manifest and the tokenizer of a model, as a shard has them; the caller checks them against the hash."""
-        answer, body = await self.ask(node, lambda nonce: GetTokenizer(nonce, weights_sha256))
+        answer, body = await self.ask(node, lambda nonce: GetTokenizer(nonce, weights_sha256), _TEXT_SIDE_TIMEOUT_S)
         if not isinstance(answer, TokenizerData) or answer.manifest_bytes + answer.tokenizer_bytes != len(body):
             raise BadRequest("a shard answered with something else than a tokenizer")
         return body[: answer.manifest_bytes], body[answer.manifest_bytes :]

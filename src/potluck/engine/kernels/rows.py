@@ -171,7 +171,7 @@ ACTIVATE_WORDS = 6
 
 
 def activate_kernel() -> Any:
-    """target = f(gate) · up. Chunks are spans of rows, or of blocks where there is a single row."""
+    """target = f(gate) · up. Chunks are spans of rows."""
 
     @cfunc(KERNEL, **KERNEL_OPTIONS)
     def activate(arguments, batch, chunk, chunks):
