@@ -13,6 +13,7 @@ from numba.core import cgutils
 
 I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 F16, F32 = ir.HalfType(), ir.FloatType()
+USED_ONCE = 4  # of levels of caches: none, as far as the processor can do that
 
 
 def vector(element: ir.Type, count: int) -> ir.VectorType:
@@ -159,7 +160,7 @@ class Emitter:
         self.builder.store(lanes.value, pointer).align = 1
 
     def prefetch(self, address: ir.Value, offset: int, level: int) -> None:
-        """`level`: the cache, 1 to 3."""
+        """`level`: the cache, 1 to 3, or USED_ONCE."""
         pointer = self.builder.inttoptr(self.add(address, offset), I8.as_pointer())
         self.call("llvm.prefetch.p0", ir.VoidType(), [pointer, I32(0), I32(4 - level), I32(1)])
 

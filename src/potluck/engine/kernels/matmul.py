@@ -92,8 +92,6 @@ class _Tile:
     def _prefetch(self, place: ir.Value) -> None:
         """The lines of one block, some way ahead: a few at a time, as a burst would only wait for itself."""
         ahead = reading_ahead(self.tokens)
-        if ahead is None:
-            return
         for line in range(0, self.layout.part, 64):
             self.e.prefetch(place, ahead.distance_bytes + line, ahead.level)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from potluck.engine.kernels.lanes import F16, F32, I8, I16, I32, Emitter, Lanes, vector
+from potluck.engine.kernels.lanes import F16, F32, I8, I16, I32, USED_ONCE, Emitter, Lanes, vector
 
 ROWS = 16  # rows that lie side by side in packed weights
 
@@ -175,22 +175,28 @@ _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512vnni")
 
 
 class ReadingAhead(NamedTuple):
-    level: int  # of the cache that the weights are asked into
+    """`level`: the cache that weights are asked into; USED_ONCE: they are to displace nothing from any."""
+
+    level: int
     distance_bytes: int
 
 
-def reading_ahead(tokens: int) -> ReadingAhead | None:
-    """How kernels for so many tokens ask for weights before they need them; None: not at all.
+def reading_ahead(tokens: int) -> ReadingAhead:
+    """How kernels for so many tokens ask for weights before they need them.
 
     On a Xeon into the first cache, which gains 10 to 30 %. AMD's read ahead by themselves, and being asked only disturbs them while there
-    is little to compute: 27 tokens/s instead of 32 (1.5B shape, Q4_K, one thread of Zen 4). With four and more they do not see far
-    enough: SmolLM2's products take 188 µs a layer instead of 222 with eight, a step of four 5.0 ms instead of 5.4. But from further away
-    (4 KB gain nothing with four), and into the second cache: the first waits for so few lines at once that eight-bit weights came at
-    12 GB/s instead of 18.
+    is little to compute: 27 tokens/s instead of 32 (1.5B shape, Q4_K, one thread of Zen 4). But they can be told that what they read is not
+    wanted again, and then other programs' code and data stay in the caches, a daemon's above all: a hop of SmolLM2 takes 0.27 ms instead of
+    0.34 on two cores (docs/hop.md), and the 1.5B shape decodes 5 % faster; SmolLM2, of which some stays in the third cache otherwise, 3 %
+    slower. With four and more tokens they do not see far enough: eight take 188 µs a layer instead of 222, a step of four 5.0 ms instead of
+    5.4. But from further away (4 KB gain nothing with four), and into the second cache: the first waits for so few lines at once that
+    eight-bit weights came at 12 GB/s instead of 18.
     """
     if not llvm.get_host_cpu_name().startswith("znver"):
         return ReadingAhead(level=1, distance_bytes=4096)
-    return ReadingAhead(level=2, distance_bytes=8192) if tokens >= 4 else None
+    if tokens < 4:
+        return ReadingAhead(USED_ONCE, distance_bytes=256)
+    return ReadingAhead(level=2, distance_bytes=8192)
 
 
 def detect() -> str:
