@@ -184,17 +184,17 @@ class ReadingAhead(NamedTuple):
 def reading_ahead(tokens: int) -> ReadingAhead:
     """How kernels for so many tokens ask for weights before they need them.
 
-    On a Xeon into the first cache, which gains 10 to 30 %. AMD's read ahead by themselves, and being asked only disturbs them while there
-    is little to compute: 27 tokens/s instead of 32 (1.5B shape, Q4_K, one thread of Zen 4). But they can be told that what they read is not
-    wanted again, and then other programs' code and data stay in the caches, a daemon's above all: a hop of SmolLM2 takes 0.27 ms instead of
-    0.34 on two cores (docs/hop.md), and the 1.5B shape decodes 5 % faster; SmolLM2, of which some stays in the third cache otherwise, 3 %
-    slower. With four and more tokens they do not see far enough: eight take 188 µs a layer instead of 222, a step of four 5.0 ms instead of
-    5.4. But from further away (4 KB gain nothing with four), and into the second cache: the first waits for so few lines at once that
-    eight-bit weights came at 12 GB/s instead of 18.
+    On a Xeon into the first cache, which gains 10 to 30 %. AMD's read ahead by themselves, and being asked for the first or second cache
+    only disturbs them while there is little to compute: 27 tokens/s instead of 32 (1.5B shape, Q4_K, one thread of Zen 4). But they can be
+    told that what they read is not wanted again, and then other programs' code and data stay in the caches, a daemon's above all: a hop of
+    SmolLM2 takes 0.27 ms instead of 0.34 on two cores (docs/hop.md), and the 1.5B shape decodes 5 % faster; SmolLM2, of which some stays in
+    the third cache otherwise, 3 % slower. With eight tokens they do not see far enough that way: 10.0 ms instead of 9.1, which it takes if
+    they are asked from further away, and into the second cache; the first waits for so few lines at once that eight-bit weights came at
+    12 GB/s instead of 18.
     """
     if not llvm.get_host_cpu_name().startswith("znver"):
         return ReadingAhead(level=1, distance_bytes=4096)
-    if tokens < 4:
+    if tokens < 8:
         return ReadingAhead(USED_ONCE, distance_bytes=256)
     return ReadingAhead(level=2, distance_bytes=8192)
 
