@@ -27,6 +27,8 @@ MAX_DIALS = (
     128  # at a time, two of the longest pipelines: each takes a file handle, and any head may name hops without end
 )
 MAX_BULK_LINKS = 4  # to one node
+# Messages of one step: round the ring, and to the head. With more answers than one no core is free, and whoever gives way waits for a whole batch.
+_ONE_ANSWER = 2
 
 OnMessage = Callable[[bytes, Message, bytes], None]
 OnLost = Callable[[bytes, str], None]
@@ -121,7 +123,7 @@ class PeerLinks:
             else:
                 left[effect.node] -= 1
                 self._send_on(links[-1], effect.message, effect.body, is_more=left[effect.node] > 0)
-                if left[effect.node] == 0:
+                if left[effect.node] == 0 and len(effects) <= _ONE_ANSWER:
                     give_way_where_few()  # to that node, where it is on this machine; those who are sent to first are in a hurry
 
     def _obstacle(self, node: bytes) -> str | None:
