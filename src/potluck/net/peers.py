@@ -27,7 +27,7 @@ MAX_DIALS = (
     128  # at a time, two of the longest pipelines: each takes a file handle, and any head may name hops without end
 )
 MAX_BULK_LINKS = 4  # to one node
-# Messages of one step: round the ring, and to the head. With more answers than one no core is free, and whoever gives way waits for a whole batch.
+# Messages of one step: round the ring, and to the head. With more answers no core is free, and whoever gives way waits for a whole batch.
 _ONE_ANSWER = 2
 
 OnMessage = Callable[[bytes, Message, bytes], None]
