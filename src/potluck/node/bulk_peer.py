@@ -14,7 +14,6 @@ from potluck.weights.peer_fetch import Ask
 from potluck.wire.messages import BulkLink, ChunkData, Failed, GetChunk, Holdings, Message, TokenizerData
 
 ANSWER_TIMEOUT_S = 10.0
-TEXT_SIDE_TIMEOUT_S = 60.0  # a manifest and a tokenizer are up to some megabytes, and come in one piece
 
 
 class WeightSource(msgspec.Struct, frozen=True):

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 
 from potluck.core.errors import BadRequest, PotluckError, WeightsMissing
 from potluck.identity.keys import short_id
-from potluck.node.bulk_peer import TEXT_SIDE_TIMEOUT_S, BulkPeer, WeightSource
+from potluck.node.bulk_peer import BulkPeer, WeightSource
 from potluck.node.node import Node
 from potluck.node.serving import StoredModel, check_tokenizer, read_stored_model
+from potluck.orchestrator.questions import TEXT_SIDE_TIMEOUT_S
 from potluck.swarm.adverts import MAX_SPEEDS, HeldWeights
 from potluck.swarm.view import View
 from potluck.weights.store import ModelStore

@@ -23,7 +23,8 @@ from potluck.core.errors import (
 )
 from potluck.identity.keys import short_id
 from potluck.net.link import Transport
-from potluck.node.bulk_peer import TEXT_SIDE_TIMEOUT_S, BulkPeer, WeightSource
+from potluck.node.bulk_peer import BulkPeer, WeightSource
+from potluck.orchestrator.questions import TEXT_SIDE_TIMEOUT_S
 from potluck.weights.file_copy import file_faults, require_space
 from potluck.weights.manifest import Manifest, decode_manifest, weights_sha256
 from potluck.weights.partial_model import PartialModel, decode_tokenizer

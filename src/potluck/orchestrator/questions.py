@@ -19,7 +19,7 @@ from potluck.wire.messages import (
 )
 
 _ANSWER_TIMEOUT_S = 5.0
-_TEXT_SIDE_TIMEOUT_S = 60.0  # some megabytes in one piece, perhaps over somebody's slow line
+TEXT_SIDE_TIMEOUT_S = 60.0  # manifest and tokenizer: megabytes in one piece, perhaps over a slow line
 _RECALL_TIMEOUT_S = 0.5  # for all who are asked at once; a reader waits for it
 
 
@@ -63,7 +63,7 @@ class Questions:
 
     async def fetch_tokenizer(self, node: bytes, weights_sha256: str) -> tuple[bytes, bytes]:
         """The manifest and the tokenizer of a model, as a shard has them; the caller checks them against the hash."""
-        answer, body = await self.ask(node, lambda nonce: GetTokenizer(nonce, weights_sha256), _TEXT_SIDE_TIMEOUT_S)
+        answer, body = await self.ask(node, lambda nonce: GetTokenizer(nonce, weights_sha256), TEXT_SIDE_TIMEOUT_S)
         if not isinstance(answer, TokenizerData) or answer.manifest_bytes + answer.tokenizer_bytes != len(body):
             raise BadRequest("a shard answered with something else than a tokenizer")
         return body[: answer.manifest_bytes], body[answer.manifest_bytes :]
