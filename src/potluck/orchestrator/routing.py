@@ -13,6 +13,8 @@ from potluck.wire.messages import Described, ShardInfo
 
 # Added to a queue's depth: spares are used where nobody else is left, suspects after them, one's own copy of a model last (or first).
 _SPARES_LATER, _SUSPECTS_LATER, _OWN_APART = 1_000, 100_000, 1_000_000
+# Loading costs some seconds once, which over an answer is like waiting for two more steps at each token.
+_MUST_LOAD_LATER = 2
 SUSPICION_S = 30.0  # what others say of a node is believed for so long: a liar can slow it down, not expel it
 _MOST_SUSPECTS = 256
 
@@ -117,6 +119,9 @@ class ShardStore:
                 is_own = node in self._own
                 if is_same and (allows_own or not is_own):
                     depth = info.queue_depth + (_SPARES_LATER if info.is_spare else 0)
+                    depth += (
+                        0 if info.is_loaded or is_own else _MUST_LOAD_LATER
+                    )  # one's own is known from before it loaded
                     depth += _SUSPECTS_LATER if self.is_suspect(node, now_s) else 0
                     if (own == "last" and is_own) or (own == "first" and not is_own):
                         depth += _OWN_APART

@@ -2,16 +2,18 @@
 
 import itertools
 import random
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
 
 from potluck.orchestrator.routing import SUSPICION_S, ShardStore
-from potluck.planner.cover import Candidate, Placed, check_tiling, cover_around
-from potluck.planner.route import quickest_replacements
+from potluck.planner.cover import Candidate, Placed, check_tiling, cover_around, greedy_cover
+from potluck.planner.route import quickest_cover, quickest_replacements
 from potluck.wire.messages import Described, ShardInfo, Stage
 
 LAYERS = 16
+Cover = Callable[[Sequence[Candidate], Stage], list[Placed] | None]
 
 
 def node(number: int) -> bytes:
@@ -84,9 +86,16 @@ def test_what_comes_out_is_always_a_pipeline(seed: int) -> None:
 
 
 def info(
-    lo: int, hi: int, *, weights: str = "a" * 64, arithmetic: int = 1, depth: int = 0, spare: bool = False
+    lo: int,
+    hi: int,
+    *,
+    weights: str = "a" * 64,
+    arithmetic: int = 1,
+    depth: int = 0,
+    spare: bool = False,
+    loaded: bool = True,
 ) -> ShardInfo:
-    return ShardInfo("m", weights, arithmetic, LAYERS, stage(lo, hi), True, 16, 0, depth, 10, spare)
+    return ShardInfo("m", weights, arithmetic, LAYERS, stage(lo, hi), loaded, 16, 0, depth, 10, spare)
 
 
 def store_of(*offers: tuple[int, ShardInfo], own: int | None = None) -> ShardStore:
@@ -128,6 +137,20 @@ def test_spares_come_after_everybody_else_and_ones_own_last() -> None:
     by_queue = sorted(store.candidates("a" * 64, 1, True), key=lambda c: c.queue_depth)
     assert [c.node for c in by_queue] == [node(1), node(2), node(3)]
     assert [c.node for c in store.candidates("a" * 64, 1, False)] == [node(1), node(2)]
+
+
+@pytest.mark.parametrize("pick", [greedy_cover, quickest_cover])
+def test_a_shard_that_must_load_first_is_used_where_loaded_ones_are_busy_or_missing(pick: Cover) -> None:
+    def picked(*offers: tuple[int, ShardInfo]) -> list[bytes]:
+        cover = pick(store_of(*offers).candidates("a" * 64, 1, True), stage(0, 15))
+        return [] if cover is None else [each.node for each in cover]
+
+    cold = info(0, 15, loaded=False)
+    assert picked((1, cold), (2, info(0, 15))) == [node(2)]
+    assert picked((1, cold), (2, info(0, 15, depth=5))) == [node(1)]
+    assert picked((1, cold), (2, info(0, 15, spare=True))) == [node(1)]
+    assert picked((1, msgspec.structs.replace(cold, is_spare=True)), (2, info(0, 15, spare=True))) == [node(2)]
+    assert picked((1, cold)) == [node(1)]
 
 
 def order(store: ShardStore, now_s: float) -> list[bytes]:
