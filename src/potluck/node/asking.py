@@ -71,13 +71,15 @@ async def _fetch_text_side(node: Node, info: ShardInfo) -> tuple[Manifest, Token
     """
     error: Exception = ShardUnavailable(f"nobody there serves {info.model}")
     left = deque(node.orchestrator.store.holders(info.weights_sha256))
-    asking: set[asyncio.Task[tuple[Manifest, TokenizerSpec]]] = set()
+    asked: list[asyncio.Task[tuple[Manifest, TokenizerSpec]]] = []
+    waiting: set[asyncio.Task[tuple[Manifest, TokenizerSpec]]] = set()
     try:
-        while asking or left:
+        while waiting or left:
             if left:
-                asking.add(asyncio.create_task(_text_side_of(left.popleft(), node, info.weights_sha256)))
+                asked.append(asyncio.create_task(_text_side_of(left.popleft(), node, info.weights_sha256)))
+                waiting.add(asked[-1])
             patience_s = _ASK_NEXT_AFTER_S if left else None
-            done, asking = await asyncio.wait(asking, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            done, waiting = await asyncio.wait(waiting, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 if (problem := task.exception()) is None:
                     return task.result()
@@ -85,9 +87,9 @@ async def _fetch_text_side(node: Node, info: ShardInfo) -> tuple[Manifest, Token
                     raise problem
                 error = problem
     finally:
-        for task in asking:
+        for task in asked:
             task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await asyncio.gather(*asked, return_exceptions=True)  # also those that ended at the same time as the first answer
     raise error
 
 

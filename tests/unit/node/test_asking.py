@@ -1,6 +1,7 @@
 """A tokenizer from whoever sends it: slow holders are not given up, and nobody waits for a silent one."""
 
 import asyncio
+import gc
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
@@ -41,8 +42,12 @@ def fetch(*holders: Behaviour) -> tuple[tuple[bytes, bytes], list[int]]:
     node: Any = SimpleNamespace(orchestrator=SimpleNamespace(store=store, fetch_tokenizer=fetch_tokenizer))
 
     async def go() -> Any:
+        complaints: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
         found = await asking._fetch_text_side(node, INFO)
         assert len(asyncio.all_tasks()) == 1  # nobody is left asking
+        gc.collect()
+        assert complaints == []  # nor has anybody failed unheard
         return found
 
     return asyncio.run(go()), asked
@@ -98,3 +103,16 @@ def test_after_one_that_fails_the_next_is_asked_at_once(first: Behaviour) -> Non
 def test_where_nobody_has_it_the_last_reason_is_told(holders: tuple[Behaviour, ...], error: type[PotluckError]) -> None:
     with pytest.raises(error):
         fetch(*holders)
+
+
+def test_several_that_end_at_the_same_time_are_all_heard() -> None:
+    start = asyncio.Barrier(4)
+
+    def at_once(behaviour: Behaviour) -> Behaviour:
+        async def waiting() -> tuple[bytes, bytes]:
+            await start.wait()
+            return await behaviour()
+
+        return waiting
+
+    assert fetch(*map(at_once, (lost, honest, lost, timing_out)))[0] == (b"m", b"right")
