@@ -45,6 +45,17 @@ def api_options(api: str | None, hosts: list[str] | None, origins: list[str] | N
     return ApiOptions(api or DEFAULT_API, api is not None, named_hosts, named_origins)
 
 
+def free_place() -> str:
+    """For a page that nobody chose a place for: the usual one, or any port where a node of one's own has that already."""
+    from potluck.cli.doctor_probes import is_port_free
+
+    host, _, port = DEFAULT_API.rpartition(":")
+    if is_port_free(int(port)):
+        return DEFAULT_API
+    notice(f"{DEFAULT_API} is taken; the page gets another port")
+    return f"{host}:0"
+
+
 async def started(gateway: "GatewayServer", api: ApiOptions) -> bool:
     """Starts it. Where its place is taken: an error if the user chose that place, else a node without an API."""
     try:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from potluck.cli.console import JsonOption, harmless, notice, print_json, require_utf8
+from potluck.cli.console import JsonOption, harmless, make_progress, notice, print_json, require_utf8
 from potluck.cli.models import open_store
 from potluck.cli.node_options import MOST_THREADS, refuse_idle
 from potluck.core.errors import BadRequest, ModelNotFound
@@ -119,6 +119,20 @@ def find_model(store: "ModelStore", model: str | None) -> "ModelEntry":
     if not entries:
         raise ModelNotFound(f"there is no model yet; type: potluck pull {DEFAULT_MODEL_ID}")
     return default[0] if default else entries[0]
+
+
+def find_or_pull(store: "ModelStore", model: str | None, as_json: bool) -> "ModelEntry":
+    """As `find_model`; where there is no model at all, the default one is brought."""
+    if model is None and not store.list():
+        from potluck.weights.pull import Puller
+
+        progress = make_progress(as_json)
+        try:
+            notice(f"no model here yet: pulling {DEFAULT_MODEL_ID}")
+            Puller(store, progress).pull(DEFAULT_MODEL_ID)
+        finally:
+            progress.finish()
+    return find_model(store, model)
 
 
 def _load(store: "ModelStore", entry: "ModelEntry", threads: int | None) -> "LocalModel":

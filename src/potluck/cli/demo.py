@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from potluck.cli.ask import find_model
+from potluck.cli.ask import find_or_pull
 from potluck.cli.console import EXIT_FAILURE, JsonOption, notice, print_json
 from potluck.cli.models import open_store
 
@@ -25,7 +25,7 @@ def demo(
     from potluck.testing.local_swarm import LocalSwarm, split_plan
 
     require_enabled()
-    entry = find_model(open_store(), model)
+    entry = find_or_pull(open_store(), model, as_json)
     say = _ignore if as_json else notice
     say(
         "starting three nodes: two halves of the model, and a spare that holds all of it (the first start compiles kernels)"
@@ -51,6 +51,7 @@ def _invite_to_more(model: str, layer_count: int) -> None:
     """On a terminal the demonstration goes on, with a page to play with; elsewhere it says how to get there."""
     import sys
 
+    from potluck.cli.api_options import free_place
     from potluck.cli.local import run_local_swarm
 
     print("next: a page that shows the machines, and has a button that kills one under your own answer")
@@ -58,19 +59,7 @@ def _invite_to_more(model: str, layer_count: int) -> None:
         print("      potluck local --swarm     three nodes on this machine, with that page")
         print("      potluck up                this machine as the first of your own swarm; then `potluck invite`")
         return
-    run_local_swarm(model, layer_count, 3, 1, _free_place(), False)
-
-
-def _free_place() -> str:
-    """For the page: the usual one, or any port where a node of one's own has that already."""
-    from potluck.cli.api_options import DEFAULT_API
-    from potluck.cli.doctor_probes import is_port_free
-
-    host, _, port = DEFAULT_API.rpartition(":")
-    if is_port_free(int(port)):
-        return DEFAULT_API
-    notice(f"{DEFAULT_API} is taken; the page gets another port")
-    return f"{host}:0"
+    run_local_swarm(model, layer_count, 3, 1, free_place(), False)
 
 
 def _ignore(message: str) -> None:

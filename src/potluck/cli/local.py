@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from potluck.cli.api_options import DEFAULT_API
-from potluck.cli.ask import find_model
+from potluck.cli.api_options import DEFAULT_API, free_place
+from potluck.cli.ask import find_or_pull
 from potluck.cli.console import JsonOption, counted, format_table, notice, print_json
 from potluck.cli.models import open_store
 from potluck.cli.node_options import MOST_THREADS
@@ -29,7 +29,12 @@ def local(
         ),
     ] = None,
     threads: Annotated[int, typer.Option("--threads", "-t", min=1, max=MOST_THREADS, help="For each node.")] = 1,
-    api: Annotated[str, typer.Option("--api", help="Address of the HTTP API; off: none.")] = DEFAULT_API,
+    api: Annotated[
+        str | None,
+        typer.Option(
+            "--api", help=f"Address of the HTTP API ({DEFAULT_API}, or any port where that is taken); off: none."
+        ),
+    ] = None,
     swarm: Annotated[
         bool, typer.Option("--swarm", help="As members of one swarm, with the page and its chaos button.")
     ] = False,
@@ -44,15 +49,16 @@ def local(
     if swarm and spare is False:
         raise BadRequest("--no-spare goes without --swarm: in a swarm the last node may hold everything")
     require_enabled()
-    entry = find_model(open_store(), model)
+    entry = find_or_pull(open_store(), model, as_json)
+    place = api or free_place()
     if swarm:
-        return run_local_swarm(entry.id, entry.layer_count, nodes, threads, api, as_json)
+        return run_local_swarm(entry.id, entry.layer_count, nodes, threads, place, as_json)
     spares = 1 if spare is not False and nodes > 2 else 0
     _end_at_once_when_told()
     notice(f"starting {counted(nodes, 'node')} (the first start compiles kernels)")
     with LocalSwarm(entry.id, split_plan(entry.layer_count, nodes - spares, spares, threads)) as started:
         announcements = [node.announcement for node in started.nodes]
-        url = "" if api == "off" else started.start_api(api).url
+        url = "" if place == "off" else started.start_api(place).url
         if as_json:
             print_json({"nodes": announcements, "api": url})
         else:

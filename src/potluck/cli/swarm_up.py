@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from potluck.trust.keeper import SwarmKeeper
     from potluck.weights.store import ModelEntry, ModelStore
 
-DEFAULT_MODEL = "smollm2-135m"
 _HOLDER_WAIT_S = 60.0
 DEFAULT_SWARM_LISTEN = "0.0.0.0:7475"
 
@@ -99,18 +98,10 @@ def _own_swarm(key: "NodeKey", store: "ModelStore", options: SwarmOptions) -> "S
 
 def _wanted_model(store: "ModelStore", options: SwarmOptions) -> "ModelEntry":
     """The model that was named; else one of the store, where the default is brought if there is none. Raises where it is damaged."""
-    from potluck.cli.ask import find_model
+    from potluck.cli.ask import find_or_pull
     from potluck.node.serving import read_stored_model
-    from potluck.weights.pull import Puller
 
-    if options.model is None and not store.list():
-        progress = make_progress(options.as_json)
-        try:
-            notice(f"no model here yet: pulling {DEFAULT_MODEL}")
-            Puller(store, progress).pull(DEFAULT_MODEL)
-        finally:
-            progress.finish()
-    entry = find_model(store, options.model)
+    entry = find_or_pull(store, options.model, options.as_json)
     read_stored_model(store, entry.id)
     return entry
 

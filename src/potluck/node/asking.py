@@ -89,7 +89,7 @@ async def _fetch_text_side(node: Node, info: ShardInfo) -> tuple[Manifest, Token
     finally:
         for task in asked:
             task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)  # also those that ended at the same time as the first answer
+        await asyncio.gather(*asked, return_exceptions=True)  # those too that ended together with the first answer
     raise error
 
 

@@ -63,7 +63,7 @@ def test_a_model_that_the_swarm_serves_under_another_name_keeps_it(
     monkeypatch.setenv("POTLUCK_HOME", str(tmp_path))
     whole = whole_tiny(tmp_path)
     SwarmKeeper.found(own_key(), own_swarm_file(), "").serve_model(name, whole.entry.weights_sha256)
-    options: Any = SimpleNamespace(model="tiny", serves=True, name="")
+    options: Any = SimpleNamespace(model="tiny", serves=True, name="", as_json=True)
     for _ in range(2):
         keeper = _own_swarm(own_key(), whole.store, options)
         assert [model.subject for model in keeper.roster.models()] == [name]

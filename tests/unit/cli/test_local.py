@@ -2,10 +2,13 @@
 
 import socket
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from potluck.cli import demo
+from potluck.cli.api_options import free_place
+from potluck.cli.ask import find_or_pull
 from potluck.cli.main import run
 
 
@@ -24,6 +27,38 @@ def test_the_demonstrations_page_takes_a_free_port_where_the_usual_one_is_taken(
     with socket.create_server(("127.0.0.1", 0)) as server:
         place = f"127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setattr("potluck.cli.api_options.DEFAULT_API", place)
-        assert demo._free_place() == "127.0.0.1:0"
+        assert free_place() == "127.0.0.1:0"
         assert f"{place} is taken" in capsys.readouterr().err
-    assert demo._free_place() == place
+    assert free_place() == place
+
+
+@pytest.mark.parametrize(
+    ("stored", "named", "pulled"), [([], None, ["smollm2-135m"]), (["mine"], None, []), ([], "mine", [])]
+)
+def test_the_default_model_is_brought_where_there_is_none_and_none_was_named(
+    stored: list[str], named: str | None, pulled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brought: list[str] = []
+
+    class Puller:
+        def __init__(self, store: "Store", progress: object) -> None:
+            self._store = store
+
+        def pull(self, source: str) -> None:
+            brought.append(source)
+            self._store.ids.append(source)
+
+    class Store:
+        def __init__(self) -> None:
+            self.ids = [*stored]
+
+        def list(self) -> list[SimpleNamespace]:
+            return [SimpleNamespace(id=each) for each in self.ids]
+
+        def find(self, model: str) -> SimpleNamespace:
+            return SimpleNamespace(id=model)
+
+    monkeypatch.setattr("potluck.weights.pull.Puller", Puller)
+    store: Any = Store()
+    assert find_or_pull(store, named, as_json=True).id == (named or (stored + pulled)[0])
+    assert brought == pulled
