@@ -51,7 +51,7 @@ def ask(
     prefill_window: Annotated[
         int | None,
         typer.Option(
-            "--dist-prefill-window", min=1, max=64, help="With --via: chunks that may be on their way (shards + 2)."
+            "--dist-prefill-window", min=1, max=32, help="With --via: chunks that may be on their way (shards + 2)."
         ),
     ] = None,
     here: Annotated[bool, typer.Option("--here", help="On this machine alone, even where its node runs.")] = False,

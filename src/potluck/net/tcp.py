@@ -65,7 +65,7 @@ class TcpTransport:
         except OSError as error:
             connection.abort()
             raise DialFailed(f"cannot reach {address}: {error.strerror or error}") from error
-        except UnicodeError as error:  # labels that no name may have
+        except ValueError as error:  # labels that no name may have, or a zero byte
             connection.abort()
             raise DialFailed(f"{address} cannot be the name of a machine") from error
         except BaseException:

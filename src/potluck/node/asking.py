@@ -61,13 +61,15 @@ class ChoiceFrame(NamedTuple):
 
 
 _ASK_NEXT_AFTER_S = 5.0  # without a tokenizer from whoever was asked before
+_MOST_ASKED_AT_ONCE = 2
 _CHOICES_AHEAD = 16  # frames that wait for a slow reader; no answer runs further ahead than its credits
 
 
 async def _fetch_text_side(node: Node, info: ShardInfo) -> tuple[Manifest, TokenizerSpec]:
     """Manifest and tokenizer from the first holder that sends what the hash covers. Raises what the last one did wrong.
 
-    Whoever is silent may be on a slow line: the next is asked as well, and the first answer counts.
+    Whoever is silent may be on a slow line: another is asked as well, and the first answer counts. No more than that, as the slow line may
+    be our own.
     """
     error: Exception = ShardUnavailable(f"nobody there serves {info.model}")
     left = deque(node.orchestrator.store.holders(info.weights_sha256))
@@ -75,10 +77,10 @@ async def _fetch_text_side(node: Node, info: ShardInfo) -> tuple[Manifest, Token
     waiting: set[asyncio.Task[tuple[Manifest, TokenizerSpec]]] = set()
     try:
         while waiting or left:
-            if left:
+            if left and len(waiting) < _MOST_ASKED_AT_ONCE:
                 asked.append(asyncio.create_task(_text_side_of(left.popleft(), node, info.weights_sha256)))
                 waiting.add(asked[-1])
-            patience_s = _ASK_NEXT_AFTER_S if left else None
+            patience_s = _ASK_NEXT_AFTER_S if left and len(waiting) < _MOST_ASKED_AT_ONCE else None
             done, waiting = await asyncio.wait(waiting, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 if (problem := task.exception()) is None:

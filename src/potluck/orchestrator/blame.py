@@ -28,6 +28,10 @@ class Blame:
     def excluded(self) -> frozenset[bytes]:
         return frozenset(self._excluded)
 
+    @property
+    def distrusted(self) -> frozenset[bytes]:
+        return frozenset(self._distrusted)
+
     def exclude(self, nodes: Iterable[bytes]) -> None:
         self._excluded.update(nodes)
 

@@ -14,6 +14,7 @@ from potluck.wire.messages import MAX_STEP_TOKENS
 _CHUNK_COST = 2.5
 _SHORTEST_CHUNK, _CHUNK_STEP = 16, 16
 _CHUNKS_WAITING = 2
+MOST_CHUNKS_UNDER_WAY = 32  # with as many steps of a replay they fit into a shard's queue
 
 
 class Chunk(NamedTuple):
@@ -60,7 +61,7 @@ class Flow:
         """What the pipeline is to get now of a journal of `length` tokens: a few chunks ahead; then the ring takes over."""
         settings, chunks = self._settings, []
         longest = self._best_chunk(length - self._began)
-        window = settings.prefill_window or self._stages + _CHUNKS_WAITING
+        window = min(settings.prefill_window or self._stages + _CHUNKS_WAITING, MOST_CHUNKS_UNDER_WAY)
         while (
             self.sent < length
             and len(self._in_flight) < window

@@ -218,7 +218,7 @@ class Generation:
             if feeds:
                 self._journal.reused = 0  # some shard had not kept its part after all
         self.phase = Phase.RUNNING
-        self._watch.formed(now_s, is_feeding=bool(feeds))
+        self._watch.formed(now_s, is_feeding=bool(feeds) or self._journal.has_prompt_left)
         # A GPU takes as long for a short chunk as for a long one.
         cuts_short = self._pipeline.arithmetics == {ARITHMETIC_VERSION}
         credit = self._flow.restart(self._journal.confirmed, len(self._pipeline.stages), cuts_short=cuts_short)
@@ -293,10 +293,12 @@ class Generation:
         if message.token is not None:
             spent = tuple((each.compute_us / 1e6, each.queue_us / 1e6) for each in message.spent)
             since_s = now_s - watch.moved_s
-            self.on_timing(StepTiming(message.round_us / 1e6 or since_s, spent))
+            # Without a ring a round lasts as long as the reader takes.
+            round_us = message.round_us if self.settings.uses_ring else 0
+            self.on_timing(StepTiming(round_us / 1e6 or since_s, spent))
             watch.note_step(since_s)
             self._accept(message, message.token, now_s)
-        watch.on_result(now_s)
+        watch.on_result(now_s, is_feeding=journal.has_prompt_left)
         if self.phase is Phase.RUNNING and not flow.is_ring_running:
             self._pump()
 

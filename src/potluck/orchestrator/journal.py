@@ -53,6 +53,11 @@ class Journal:
             return str(error)
         return None
 
+    @property
+    def has_prompt_left(self) -> bool:
+        """Whether more than the last token has yet to go through every stage."""
+        return self.confirmed + 1 < len(self.tokens)
+
     def sampler(self) -> Sampler:
         """All that the next choice depends on: whoever samples from here on chooses what anybody would have chosen."""
         request = self._request

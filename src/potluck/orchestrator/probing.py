@@ -34,6 +34,14 @@ def progress_of(answers: Mapping[bytes, Probed], most: int) -> int:
     return sum(min(a.position_in, most) + min(a.position_out, most) for a in answers.values())
 
 
+def has_waited_its_turn(answers: Mapping[bytes, Probed], batches: Mapping[bytes, int]) -> bool:
+    """Whether a stage has something to do for this session and has begun other batches since it told `batches`."""
+    return any(
+        answer.position_in > answer.position_out and answer.batches > batches.get(session, answer.batches)
+        for session, answer in answers.items()
+    )
+
+
 def stalled_hop(
     stages: Sequence[HeadStage], answers: Mapping[bytes, Probed], sent: int
 ) -> tuple[HeadStage | None, HeadStage]:

@@ -6,7 +6,7 @@ Finds who is silent and where it stalls; whether anybody is to blame for that is
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from potluck.orchestrator.probing import Probing, looks_alive, progress_of, stalled_hop
+from potluck.orchestrator.probing import Probing, has_waited_its_turn, looks_alive, progress_of, stalled_hop
 from potluck.orchestrator.recovery import HeadStage
 from potluck.orchestrator.request import GenerationSettings
 from potluck.wire.messages import Probed
@@ -36,8 +36,11 @@ class ProgressWatch:
         self._result_s = 0.0
         self._probing: Probing | None = None
         self._nonce = 0
-        self._is_feeding = False  # since an epoch began with empty stages, until its first result
+        self._is_feeding = (
+            False  # a prompt is under way, or what a new stage is fed: many positions to a result, or none
+        )
         self._furthest = 0  # the sum of all positions that shards have reported meanwhile
+        self._batches: dict[bytes, int] = {}  # by session, as its shard has reported them
         self._was_late = False
 
     def __repr__(self) -> str:
@@ -59,10 +62,11 @@ class ProgressWatch:
         """Everybody is asked to open or to rewire: answers to older probes mean nothing any more."""
         self._probing = None
         self._furthest = 0
+        self._batches.clear()
         self.moved_s = self._asked_s = now_s
 
-    def on_result(self, now_s: float) -> None:
-        self._is_feeding = False
+    def on_result(self, now_s: float, *, is_feeding: bool = False) -> None:
+        self._is_feeding = is_feeding
         self._result_s = self.moved_s = self._asked_s = now_s
 
     def note_step(self, total_s: float) -> None:
@@ -146,10 +150,11 @@ class ProgressWatch:
         return looks_alive(answer, self._settings.worker_patience_s, is_opening=is_opening)
 
     def _has_moved(self, answers: dict[bytes, Probed], length: int, now_s: float) -> bool:
-        """Whether shards work through what a new one is fed, of which no result comes. Not believed for ever."""
+        """Whether shards work through what they are fed, or other sessions' prompts before it. Not believed for ever."""
         total = progress_of(answers, length)
-        has_moved = total > self._furthest
+        has_moved = total > self._furthest or has_waited_its_turn(answers, self._batches)
         self._furthest = max(self._furthest, total)
+        self._batches = {session: answer.batches for session, answer in answers.items()}
         return has_moved and now_s - self._result_s < _PATIENCE_WITHOUT_RESULT * self._settings.stall_timeout_s
 
 

@@ -142,7 +142,7 @@ class Repair:
     def on_stall(self, giver: HeadStage | None, taker: HeadStage, moved_s: float, now_s: float) -> Decision:
         """Nothing moves at `taker`, or between the two."""
         is_opening = giver is None and taker.is_new
-        if is_opening and now_s - moved_s < self._load_patience_s and self._found([taker]) is None:
+        if is_opening and now_s - moved_s < self._load_patience_s and not self._has_others(taker):
             return NOTHING  # it lives, and is perhaps still loading; without it there would be no answer either
         stalled = taker if giver is None else self.blame.of_two(giver, taker)
         self.troubles.last_refusal = ("pipeline_stalled", "no progress within the time allowed")
@@ -176,11 +176,17 @@ class Repair:
         self.troubles.wait(now_s)
         return self._given_up() if self.troubles.is_hopeless(now_s) else Decision(Deed.WAIT)
 
-    def _found(self, lost: Sequence[HeadStage] = ()) -> list[list[Placed]] | None:
+    def _has_others(self, stage: HeadStage) -> bool:
+        """Whether somebody could do without it, be it one who failed before: that may be well again by now."""
+        return self._found([stage], self.blame.distrusted) is not None
+
+    def _found(
+        self, lost: Sequence[HeadStage] = (), excluded: frozenset[bytes] | None = None
+    ) -> list[list[Placed]] | None:
         """Others for what is lost, and for `lost`; the head's own layers where nobody else has them."""
         nodes = {stage.placed.node for stage in lost}
         kept = [None if each is None or each.node in nodes else each for each in self._pipeline.kept]
-        excluded = self.blame.excluded | nodes
+        excluded = (self.blame.excluded if excluded is None else excluded) | nodes
         groups = self._repick(kept, excluded, self.troubles.prefers_local)
         if groups is None and not self.troubles.prefers_local:
             groups = self._repick(kept, excluded, True)

@@ -37,6 +37,11 @@ class Batches:
     def __repr__(self) -> str:
         return f"<Batches {len(self._ready)} ready, {len(self.running)} running>"
 
+    @property
+    def begun(self) -> int:
+        """How many the worker was given so far."""
+        return self._next - 1
+
     def drop(self, session: bytes) -> None:
         """Nothing of that session waits any more."""
         self._ready.pop(session, None)

@@ -368,10 +368,11 @@ class ShardCore:
     def _on_probe(
         self, sender: bytes, message: Probe, session: ShardSession | None, now_s: float, worker_idle_us: int
     ) -> None:
-        is_known, position_in, position_out = False, 0, 0
+        answer = Probed(message.session, message.nonce, False, worker_idle_us, 0, 0)
         if session is not None and session.head == sender:
             session.used_s = now_s
-            is_known, position_in, position_out = True, session.length_in, session.length_out
-        self._effects.send(
-            sender, None, Probed(message.session, message.nonce, is_known, worker_idle_us, position_in, position_out)
-        )
+            answer = Probed(
+                message.session, message.nonce, True, worker_idle_us, session.length_in, session.length_out,
+                self._batches.begun,
+            )  # fmt: skip
+        self._effects.send(sender, None, answer)

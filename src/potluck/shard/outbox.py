@@ -6,6 +6,7 @@ Wiped when a session closes. Knows rows of bytes, not what they mean.
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import cast
 
 import msgspec
 
@@ -76,16 +77,20 @@ class Outbox:
         return length == 0 or (bool(pieces) and pieces[-1].position + pieces[-1].count >= length)
 
     def pieces(self, session: bytes, start: int, stop: int, most_rows: int, row_bytes: int) -> Iterator[Kept]:
-        """Positions start … stop - 1, joined into pieces of up to `most_rows` rows (or as long as they were sent)."""
+        """Positions start … stop - 1, in pieces of `most_rows` rows, of which the last may have fewer."""
         joined: list[Kept] = []
+        rows = 0
         for piece in self._pieces.get(session, ()):
             part = _within(piece, start, stop, row_bytes)
-            if part is None:
-                continue
-            if joined and sum(each.count for each in joined) + part.count > most_rows:
-                yield _join(joined)
-                joined = []
-            joined.append(part)
+            while part is not None:
+                after = part.position + most_rows - rows
+                fitting = cast(Kept, _within(part, part.position, after, row_bytes))
+                part = _within(part, after, stop, row_bytes)
+                joined.append(fitting)
+                rows += fitting.count
+                if rows == most_rows:
+                    yield _join(joined)
+                    joined, rows = [], 0
         if joined:
             yield _join(joined)
 

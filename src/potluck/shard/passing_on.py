@@ -131,4 +131,6 @@ class PassingOn:
             self._counters["stale_epoch"] += 1
             return
         session.credits += message.tokens
+        if session.held_token is not None:
+            session.chose_s = now_s  # the reader was slow; the round that begins now is not
         self._release_token(session, session.wiring.ring, now_s)

@@ -84,8 +84,8 @@ class LocalProcess:
     def wait_until_serving(self, timeout_s: float = _START_TIMEOUT_S) -> Announcement:
         """Reads the one line that says so. Raises PotluckError with the node's last words where it ends instead."""
         watchdog = threading.Timer(timeout_s, self._process.kill)
-        watchdog.start()
         try:
+            watchdog.start()  # Ctrl-C may come here too, and Python would wait for a timer that nobody cancels
             assert self._process.stdout is not None
             line = self._process.stdout.readline()
         finally:

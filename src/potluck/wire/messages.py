@@ -16,7 +16,7 @@ from potluck.core.remembered import PROOF_BYTES
 from potluck.core.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from potluck.identity.signed import Signed
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 MAX_POSITIONS = 1 << 20
 MAX_STEP_TOKENS = 4096
 MAX_HISTORY = 1 << 20
@@ -261,7 +261,10 @@ class Probe(_Message, frozen=True, tag="probe"):
 
 
 class Probed(_Message, frozen=True, tag="probed"):
-    """`worker_idle_us`: since the worker last gave a sign of life. `position_in`, `position_out`: what came and what left."""
+    """`worker_idle_us`: since the worker last gave a sign of life. `position_in`, `position_out`: what came and what left.
+
+    `batches`: that the worker was given, of all sessions. Where they grow a session that stands still is waiting for its turn.
+    """
 
     session: SessionId
     nonce: int
@@ -269,6 +272,7 @@ class Probed(_Message, frozen=True, tag="probed"):
     worker_idle_us: int
     position_in: Position
     position_out: Position
+    batches: Annotated[int, Meta(ge=0)] = 0
 
 
 class Fault(_Message, frozen=True, tag="fault"):

@@ -1,6 +1,7 @@
 """`potluck local` and what follows `potluck demo`: what cannot be is refused before any node starts; the page finds a free port."""
 
 import socket
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from potluck.cli.api_options import free_place
 from potluck.cli.ask import find_or_pull
 from potluck.cli.main import run
+from potluck.testing.local_swarm import LocalProcess
 
 
 @pytest.mark.parametrize("option", [["--api", "off"], ["--no-spare"]])
@@ -62,3 +64,23 @@ def test_the_default_model_is_brought_where_there_is_none_and_none_was_named(
     store: Any = Store()
     assert find_or_pull(store, named, as_json=True).id == (named or (stored + pulled)[0])
     assert brought == pulled
+
+
+def test_an_interrupt_while_a_node_is_about_to_be_waited_for_leaves_no_timer_to_wait_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[threading.Timer] = []
+
+    class Interrupted(threading.Timer):
+        def start(self) -> None:
+            super().start()
+            started.append(self)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("potluck.testing.local_swarm.threading.Timer", Interrupted)
+    process = LocalProcess.__new__(LocalProcess)
+    process._process = SimpleNamespace(kill=lambda: None)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        process.wait_until_serving(timeout_s=60)
+    started[0].join(10)
+    assert not started[0].is_alive()

@@ -623,6 +623,18 @@ def test_accepter_that_says_nothing(kind: str) -> None:
     run_test(main())
 
 
+@pytest.mark.parametrize("address", ["no\0name:7777", "a..b:7777", f"{'x' * 64}.example:7777"])
+def test_an_address_that_cannot_be_is_one_that_cannot_be_reached(kind: str, address: str) -> None:
+    """With asyncio's own loop as well, which is all that some systems have."""
+
+    async def main() -> None:
+        with pytest.raises(DialFailed):
+            await TRANSPORTS[kind](DIALER, admit_anyone).dial(address, None, Recorder(), PATIENCE_S)
+
+    run_test(main())
+    asyncio.run(main())
+
+
 def test_no_tls_where_tls_is_expected() -> None:
     async def main() -> None:
         server = await impostor("tcp", ACCEPTER, lambda auth: b"", b"not a TLS record at all, sorry" * 10)

@@ -106,13 +106,23 @@ def test_where_nobody_has_it_the_last_reason_is_told(holders: tuple[Behaviour, .
 
 
 def test_several_that_end_at_the_same_time_are_all_heard() -> None:
-    start = asyncio.Barrier(4)
+    def at_once(*behaviours: Behaviour) -> list[Behaviour]:
+        start = asyncio.Barrier(len(behaviours))
 
-    def at_once(behaviour: Behaviour) -> Behaviour:
-        async def waiting() -> tuple[bytes, bytes]:
-            await start.wait()
-            return await behaviour()
+        def waiting(behaviour: Behaviour) -> Behaviour:
+            async def wait() -> tuple[bytes, bytes]:
+                await start.wait()
+                return await behaviour()
 
-        return waiting
+            return wait
 
-    assert fetch(*map(at_once, (lost, honest, lost, timing_out)))[0] == (b"m", b"right")
+        return [waiting(behaviour) for behaviour in behaviours]
+
+    assert fetch(*at_once(lost, honest))[0] == (b"m", b"right")
+    assert fetch(*at_once(honest, timing_out))[0] == (b"m", b"right")
+
+
+def test_not_more_than_two_are_asked_at_once() -> None:
+    """The slow line may be the asker's own: whoever else sends makes it slower."""
+    assert fetch(slow, silent, honest) == ((b"slow", b"right"), [0, 1])
+    assert fetch(lost, silent, honest) == ((b"m", b"right"), [0, 1, 2])

@@ -1,9 +1,12 @@
 """How much may be under way: windows of a prompt, the ring's credit, and a reader that does not read."""
 
+import msgspec
 import pytest
 
 from potluck.orchestrator.flow import Chunk, Flow
 from potluck.orchestrator.request import GenerationSettings
+from potluck.shard.passing_on import _REPLAY_STEPS
+from potluck.shard.settings import ShardSettings
 
 
 def flow_of(*, uses_ring: bool = True, wants_tokens: bool = True, longest_chunk: int | None = None) -> Flow:
@@ -21,6 +24,14 @@ def test_a_prompt_goes_out_a_window_at_a_time_and_its_end_asks_for_a_token() -> 
     assert flow.is_ring_running
     flow.arrived(10)
     assert flow.take_due(11) == []  # the ring feeds itself
+
+
+@pytest.mark.parametrize("window", [None, 64])
+def test_never_more_is_under_way_than_a_shards_queue_takes_beside_a_replay(window: int | None) -> None:
+    flow = Flow(GenerationSettings(prefill_chunk=4, prefill_window=window))
+    flow.restart(0, stages=64)
+    queue = next(field.default for field in msgspec.structs.fields(ShardSettings) if field.name == "max_waiting")
+    assert len(flow.take_due(10_000)) + _REPLAY_STEPS <= queue
 
 
 def test_without_a_ring_every_token_is_sent_until_too_many_are_unread() -> None:

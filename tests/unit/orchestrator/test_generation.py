@@ -79,7 +79,7 @@ def test_only_the_last_chunk_chooses(prompt: int) -> None:
 
 
 def test_a_tokens_way_round_is_timed_by_the_last_shards_clock_where_it_tells() -> None:
-    bench = HeadBench()
+    bench = HeadBench(uses_ring=True)
     timings: list[float] = []
     bench.generation.on_timing = lambda timing: timings.append(timing.total_s)
     bench.run()
@@ -90,6 +90,19 @@ def test_a_tokens_way_round_is_timed_by_the_last_shards_clock_where_it_tells() -
     bench.now_s = 0.5
     bench.tell(node(3), Result(session, 0, 6, 43))
     assert timings[-2:] == [0.25, pytest.approx(0.1)]
+
+
+def test_without_a_ring_the_last_shards_clock_counts_the_reader_too_and_is_not_taken() -> None:
+    bench = HeadBench(uses_ring=False, ring_credits=1)
+    timings: list[float] = []
+    bench.generation.on_timing = lambda timing: timings.append(timing.total_s)
+    bench.run()
+    bench.prefill()
+    bench.now_s = 5.0
+    bench.read(1)
+    bench.now_s = 5.1
+    bench.tell(node(3), Result(bench.generation.sessions[-1], 0, 5, 42, round_us=5_100_000))
+    assert timings[-1] == pytest.approx(0.1)
 
 
 def test_tokens_go_round_through_the_head_without_a_ring() -> None:
@@ -811,6 +824,55 @@ def test_a_shard_that_loads_for_minutes_is_replaced_where_somebody_else_has_its_
     start_loading(alone, until_s=60.0)
     assert 50.0 <= alone.now_s < 51.5
     assert [status.code for status in alone.kinds(ShardStatus)] == ["pipeline_stalled"]  # type: ignore[union-attr]
+
+
+def test_a_shard_that_loads_for_minutes_is_not_waited_for_where_one_that_failed_before_may_be_well_again() -> None:
+    bench = HeadBench(stall_timeout_s=5.0, spares=((13, 6, 7),))
+    bench.run()
+    for effect in bench.fault(2, "shard_unavailable", 3):  # its worker died; the node is there
+        if isinstance(effect.message, Rewire):
+            bench.tell(effect.node, Rewired(effect.message.session, 1, effect.message.length, 0))
+    assert bench.places[2][0] == 13
+    while bench.now_s < 20.0 and bench.places[2][0] == 13:
+        for effect in bench.wake(bench.now_s + 0.3):
+            if isinstance(effect.message, Probe):
+                is_known = effect.node != node(13)
+                bench.tell(effect.node, Probed(effect.message.session, effect.message.nonce, is_known, 0, 0, 0))
+    assert bench.places[2][0] == 3
+    assert bench.now_s < 7.0
+
+
+def slow_prompt(bench: HeadBench, until_s: float, **kept: int) -> None:
+    """No result for long; every shard answers, and takes one position more each second; or `kept`, with so many other batches."""
+    bench.run()
+    while bench.now_s < until_s and bench.kinds(ShardStatus) == []:
+        for effect in bench.wake(bench.now_s + 0.3):
+            if isinstance(effect.message, Probe):
+                position_in, done = (9, 0) if kept else (min(9, int(bench.now_s)), int(bench.now_s) // 2)
+                batches = int(bench.now_s) * kept.get("batches", 0)
+                answer = Probed(effect.message.session, effect.message.nonce, True, 0, position_in, done, batches)
+                bench.tell(effect.node, answer)
+
+
+def test_a_slow_prompt_is_no_stall_as_long_as_it_gets_on() -> None:
+    bench = HeadBench(prompt=20, prefill_chunk=9, stall_timeout_s=5.0)
+    slow_prompt(bench, until_s=15.0)
+    assert bench.kinds(ShardStatus) == []
+    bench.result(9)
+    bench.now_s += 0.01
+    assert bench.generation.phase is Phase.RUNNING
+
+
+def test_a_prompt_that_waits_for_other_sessions_is_no_stall_as_long_as_they_get_on() -> None:
+    bench = HeadBench(prompt=20, prefill_chunk=9, stall_timeout_s=5.0)
+    slow_prompt(bench, until_s=40.0, batches=1)
+    assert bench.kinds(ShardStatus) == []
+    alone = HeadBench(prompt=20, prefill_chunk=9, stall_timeout_s=5.0)
+    slow_prompt(alone, until_s=40.0, batches=0)
+    assert 5.0 <= alone.now_s < 6.5
+    for_ever = HeadBench(prompt=20, prefill_chunk=9, stall_timeout_s=5.0)
+    slow_prompt(for_ever, until_s=90.0, batches=1)
+    assert 50.0 <= for_ever.now_s < 57.0
 
 
 def test_a_worker_that_freezes_while_a_session_is_opened_is_found_long_before_the_stall_timeout() -> None:

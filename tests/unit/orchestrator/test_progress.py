@@ -73,6 +73,18 @@ def test_shards_that_are_fed_may_take_long_as_long_as_they_get_on_but_not_for_ev
     assert round_of(watch, 50.0, (10, 0), (0, 0), (0, 0)) == Finding(stalled=(None, STAGES[0]))
 
 
+def test_between_the_results_of_a_long_prompt_shards_may_take_long_too() -> None:
+    watch = ProgressWatch(SETTINGS, 0.0)
+    watch.start(0.0)
+    watch.on_result(1.0, is_feeding=True)
+    assert round_of(watch, 5.0, (4, 2), (2, 2), (2, 2)) is None
+    assert round_of(watch, 9.9, (4, 3), (3, 2), (2, 2)) is None
+    assert round_of(watch, 14.9, (4, 3), (3, 2), (2, 2)) == Finding(stalled=(None, STAGES[0]))
+    watch.on_result(15.0)
+    assert round_of(watch, 16.0, (5, 5), (5, 5), (5, 4)) is None
+    assert round_of(watch, 20.0, (6, 6), (6, 6), (6, 4)) == Finding(stalled=(None, STAGES[0]))
+
+
 def test_a_timer_that_comes_late_is_believed_once_in_a_row() -> None:
     watch = ProgressWatch(SETTINGS, 0.0)
     assert not watch.has_slept(1.9)

@@ -539,6 +539,23 @@ def test_the_ring_goes_on_while_there_is_credit_and_holds_the_token_when_there_i
     assert fed.message.position == 5
 
 
+def test_a_round_does_not_count_how_long_the_reader_was_waited_for() -> None:
+    bench = CoreBench(LAST)
+    bench.open(wiring=wiring_of(LAST, ring=True))
+    bench.tell(HEAD, Credit(S, 0, 1))
+    bench.run(0, 4)
+    bench.run(4)  # the credit is spent
+    bench.now_s += 60.0
+    bench.tell(HEAD, Credit(S, 0, 1))
+    bench.now_s += 0.25
+    [result] = bench.run(5)
+    assert result.message.round_us == 250_000  # type: ignore[union-attr]
+    bench.tell(HEAD, Credit(S, 0, 2))
+    bench.now_s += 0.5
+    bench.tell(HEAD, Credit(S, 0, 2))  # nothing waited for it
+    assert bench.run(6)[-1].message.round_us == 500_000  # type: ignore[union-attr]
+
+
 def test_the_last_shard_tells_how_long_a_round_took_by_its_own_clock() -> None:
     bench = CoreBench(LAST)
     bench.open(wiring=wiring_of(LAST, ring=True))
@@ -1072,7 +1089,7 @@ def test_a_probe_tells_the_head_how_far_the_session_and_how_silent_the_worker_is
     bench.step(4, 2)
     bench.worker_idle_us = 12345
     [effect] = bench.tell(HEAD, Probe(S, 9))
-    assert effect.message == Probed(S, 9, True, 12345, 6, 4)
+    assert effect.message == Probed(S, 9, True, 12345, 6, 4, batches=2)
 
 
 def test_a_probe_for_an_unknown_session_is_answered_so() -> None:

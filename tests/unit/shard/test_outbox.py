@@ -55,8 +55,10 @@ def test_pieces_are_joined_up_to_a_number_of_rows() -> None:
     assert [(p.position, p.count) for p in outbox.pieces(A, 0, 5, 2, ROW)] == [(0, 2), (2, 2), (4, 1)]
 
 
-def test_a_piece_that_is_longer_than_that_stays_whole() -> None:
-    assert [(p.position, p.count) for p in filled(1 << 20, 9, 1).pieces(A, 0, 10, 4, ROW)] == [(0, 9), (9, 1)]
+def test_pieces_are_cut_so_that_there_are_never_more_than_it_takes() -> None:
+    """Whoever is sent them has room for so many: chunks a little longer than half a piece must not go out one by one."""
+    assert [(p.position, p.count) for p in filled(1 << 20, 9, 1).pieces(A, 0, 10, 4, ROW)] == [(0, 4), (4, 4), (8, 2)]
+    assert [(p.position, p.count) for p in filled(1 << 20, 3, 3, 3).pieces(A, 1, 9, 4, ROW)] == [(1, 4), (5, 4)]
 
 
 @pytest.mark.parametrize("seed", range(20))

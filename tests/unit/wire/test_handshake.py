@@ -13,6 +13,7 @@ from potluck.wire.handshake import (
     PresentedTicket,
     Ticket,
 )
+from potluck.wire.messages import PROTOCOL_VERSION
 
 ACCEPTER, DIALER, OTHER = (NodeKey.from_seed(bytes([number]) * 32) for number in range(3))
 NONCE, NONCE_2, NONCE_3 = (bytes([number]) * 32 for number in (10, 11, 12))
@@ -154,8 +155,8 @@ def test_auth_for_one_node_is_worth_nothing_at_another() -> None:
 
 def test_other_versions_and_protocols_are_named() -> None:
     accepter, dialer = pair()
-    newer = accepter.hello[:4] + b"\x09\x00" + accepter.hello[6:]
-    with pytest.raises(ProtocolViolation, match="version 9"):
+    newer = accepter.hello[:4] + (PROTOCOL_VERSION + 1).to_bytes(2, "little") + accepter.hello[6:]
+    with pytest.raises(ProtocolViolation, match=f"version {PROTOCOL_VERSION + 1}"):
         dialer.auth(newer)
     with pytest.raises(ProtocolViolation, match="does not speak"):
         dialer.auth(b"HTTP" + accepter.hello[4:])
