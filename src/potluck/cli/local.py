@@ -104,11 +104,11 @@ def run_local_swarm(model: str, layer_count: int, nodes: int, threads: int, api:
     with tempfile.TemporaryDirectory(prefix="potluck-local-") as folder:
         swarm = RealSwarm(Path(folder), folders.models, folders.cache, model)
         try:
-            first = swarm.up("kitchen", *common, "--max-layers", str(share), api=api)
+            first = swarm.up(_name(0), *common, "--max-layers", str(share), api=api)
             for place in range(1, nodes):
                 limit = ["--max-layers", str(share)] if place < nodes - 1 else []
-                swarm.join(_NAMES[place % len(_NAMES)], first.command("invite")["invite"], *common, *limit)
-                notice(f"{_NAMES[place % len(_NAMES)]} joined")
+                swarm.join(_name(place), first.command("invite")["invite"], *common, *limit)
+                notice(f"{_name(place)} joined")
             first.wait(first.can_answer, 180)
             url = f"http://{first.wait_until_up()['api']}"
             if as_json:
@@ -117,12 +117,17 @@ def run_local_swarm(model: str, layer_count: int, nodes: int, threads: int, api:
                 print(f"open {url}/ : ask something, then press “Kill a shard” while the answer is being written")
                 print(f"OpenAI clients: {url}/v1   at the terminal: potluck chat --url {url}")
                 print(
-                    f"other commands, as from the first machine: POTLUCK_HOME={folder}/kitchen potluck status (top, trace, …)"
+                    f"other commands, as from the first machine: POTLUCK_HOME={folder}/{_name(0)} potluck status (top, trace, …)"
                 )
                 print("Ctrl-C ends everything")
             _wait_until_told()
         finally:
             swarm.close()
+
+
+def _name(place: int) -> str:
+    again, number = divmod(place, len(_NAMES))
+    return f"{_NAMES[number]}-{again + 1}" if again else _NAMES[number]
 
 
 def status_via(via: str, as_json: bool) -> None:

@@ -61,7 +61,6 @@ def join(
 
     Arguments show in the machine's process list: where others use it too, type `potluck join` and paste the invite when asked.
     """
-    from potluck.net.loop import run
     from potluck.node.machine import computing_threads
 
     threads = threads or computing_threads()
@@ -69,7 +68,7 @@ def join(
         None, None, max_layers, memory, listen, threads, streams, name, tuple(interface or ()), discovery, is_serving(serve),
         chaos, device, batch_invariant, api_options(api, allow_host, allow_origin), as_json, own_layers,
     )  # fmt: skip
-    run(run_swarm_node(options, read_invite(invite or ())))
+    run_swarm_node(options, read_invite(invite or ()))
 
 
 def invite(

@@ -56,7 +56,8 @@ class SwarmOptions:
     own_layers: str | None = None  # of every answer that this node's API gives
 
 
-async def run_swarm_node(options: SwarmOptions, invite: "Invite | None" = None) -> None:
+def run_swarm_node(options: SwarmOptions, invite: "Invite | None" = None) -> None:
+    from potluck.net.loop import run
     from potluck.node.configuration_file import require_enabled
     from potluck.node.identity_file import own_key, own_run_file
 
@@ -64,11 +65,15 @@ async def run_swarm_node(options: SwarmOptions, invite: "Invite | None" = None) 
     require_enabled()
     with own_run_file().held():  # before anything is founded or redeemed: two nodes of one home would be one twice
         key, store = own_key(), open_store()
-        if invite is not None:
-            keeper = await _redeem(key, invite)
-        else:
-            keeper = _own_swarm(key, store, options)
-        await _Session(options, key, keeper, store, began_s, is_newcomer=invite is not None).run()
+        # Before there is a loop, which would hear Ctrl-C only when the download is over.
+        keeper = _own_swarm(key, store, options) if invite is None else None
+
+        async def session() -> None:
+            own = keeper if invite is None else await _redeem(key, invite)
+            assert own is not None
+            await _Session(options, key, own, store, began_s, is_newcomer=invite is not None).run()
+
+        run(session())
 
 
 def _own_swarm(key: "NodeKey", store: "ModelStore", options: SwarmOptions) -> "SwarmKeeper":
@@ -277,7 +282,7 @@ class _Session:
         try:
             await swarm.start()
         except BadRequest:
-            if self._options.listen is not None:
+            if self._options.listen is not None or swarm.address:  # it listens: something else is wrong
                 raise
             host = DEFAULT_SWARM_LISTEN.rpartition(":")[0]
             notice(f"{DEFAULT_SWARM_LISTEN} is taken; listening on another port")

@@ -121,7 +121,7 @@ def up(
             model, layers, max_layers, memory, listen, threads, streams, name, tuple(interface or ()), discovery, serves, chaos,
             device, batch_invariant, chosen, as_json, own_layers,
         )  # fmt: skip
-        return run(run_swarm_node(swarm_options))
+        return run_swarm_node(swarm_options)
     idle = {
         "--max-layers": max_layers, "--name": name, "--interface": interface, "--no-discovery": not discovery, "--chaos": chaos,
     }  # fmt: skip

@@ -171,8 +171,10 @@ class KvCache:
             if index == len(session.pages):
                 self._put(session, index, self._new_page(session.page_bytes))
             elif session.pages[index].users > 1:
-                session.pages[index].users -= 1
-                self._put(session, index, self._copy_page(session.pages[index]))
+                shared = session.pages[index]
+                own = self._copy_page(shared)  # may fail: until it has not, the session is one of the page's users
+                shared.users -= 1
+                self._put(session, index, own)
 
     def _new_page(self, size_bytes: int) -> KvPage:
         return KvPage(size_bytes)

@@ -4,6 +4,7 @@ A file names its source's hash and the layout's version in its header and appear
 Where the disk is full or read-only the packed form lives in memory instead.
 """
 
+import contextlib
 import hashlib
 import io
 import logging
@@ -196,8 +197,9 @@ def _sweep(folder: Path) -> None:
     """Removes what processes left that were killed while packing; younger files may still be written."""
     oldest = time.time() - _ABANDONED_AFTER_S
     for path in folder.glob(f"{_PREFIX}*"):
-        if path.stat().st_mtime < oldest:
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process has finished it
+            if path.stat().st_mtime < oldest:
+                path.unlink()
 
 
 def _tensor(place: _Place, memory: npt.NDArray[np.uint8]) -> PackedTensor:

@@ -118,7 +118,7 @@ class NodeAdministration(Administration):
     def _node(self, seen: Seen) -> NodeView:
         advert, roster = seen.advert, self._swarm.keeper.roster
         state = "leaving" if advert.is_draining or advert.is_leaving else "online"
-        if not seen.is_own and not seen.is_connected:
+        if self._swarm.view is None or not self._swarm.view.is_usable(advert.node):
             state = "lost"
         trust = "founder" if advert.node == roster.founder else "trusted" if roster.may_serve(advert.node) else "member"
         shards = self._own_shards() if seen.is_own else [_shard(info, "serving") for info in advert.shards]
@@ -228,6 +228,7 @@ class NodeAdministration(Administration):
             {
                 "id": seen.advert.node.hex(), "name": seen.advert.name, "version": seen.advert.software,
                 "arithmetic": seen.advert.arithmetic, "addresses": seen.advert.addresses, "is_connected": seen.is_connected,
+                "is_usable": view is not None and view.is_usable(seen.advert.node),
                 "rtt_ms": seen.rtt_us / 1000, "holds_weights": bool(seen.advert.held),
             }
             for seen in (view.nodes.values() if view is not None else ())

@@ -72,7 +72,11 @@ def reachable_addresses(
     if host not in (ANY_IPV4, ANY_IPV6):
         return (bound,)
     families = listening_families(host)
-    chosen = choose_interfaces([each for each in interfaces() if each.family in families], named)
+    there = [each for each in interfaces() if each.family in families]
+    chosen = choose_interfaces(there, named)
+    if named and not chosen:
+        names = ", ".join(dict.fromkeys(each.name for each in there))
+        raise BadRequest(f"this machine has no interface {' or '.join(named)}; there are {names or 'none'}")
     found = tuple(dict.fromkeys(format_address(interface.address, port) for interface in chosen))
     if not found:
         raise BadRequest("no network interface is up; listen on 127.0.0.1 to try things out on this machine alone")

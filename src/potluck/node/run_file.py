@@ -39,6 +39,7 @@ class RunFile:
                 raise BadRequest(
                     "a node of this home is running already; `potluck status` shows it, `potluck leave` ends it"
                 ) from None
+            self._path.unlink(missing_ok=True)  # of one that was killed: nobody is to take it for this one
             stack.callback(self._path.unlink, missing_ok=True)
             yield
 

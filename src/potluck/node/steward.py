@@ -104,9 +104,12 @@ class Steward:
         """What a node that leaves waits for; empty where there is nothing."""
         servers = [server for duty in self.duties.values() for server in duty.shards]
         others = [seen.advert for seen in self._view.usable() if not seen.is_own] if self._view is not None else []
-        # Whoever does not serve at the moment may be about to try again.
+        # Whoever is unwell at the moment may be about to try again; whoever serves nothing by its owner's will is not.
         has_takers = any(
-            self._roster().may_serve(advert.node) and not (advert.is_draining or advert.is_leaving) for advert in others
+            advert.allows_serving
+            and self._roster().may_serve(advert.node)
+            and not (advert.is_draining or advert.is_leaving)
+            for advert in others
         )
         if servers and has_takers:
             return f"others to take {', '.join(sorted(server.shard_id for server in servers))}"

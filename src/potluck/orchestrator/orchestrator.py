@@ -123,7 +123,8 @@ class PipelineOrchestrator:
 
     async def fetch_tokenizer(self, node: bytes, weights_sha256: str) -> tuple[bytes, bytes]:
         """The manifest and the tokenizer of a model, as a shard has them; the caller checks them against the hash."""
-        return await self._questions.fetch_tokenizer(node, weights_sha256)
+        offer = self.store.offer_of(node)  # in a large swarm not everybody has a link to it
+        return await self._questions.fetch_tokenizer(node, weights_sha256, None if offer is None else offer[0])
 
     async def ask_for_answer(
         self, proofs: Mapping[bytes, bytes], most_tokens: int = MAX_HISTORY

@@ -45,15 +45,19 @@ class Questions:
         return len(self._answers)
 
     async def ask(
-        self, node: bytes, question: Callable[[int], Message], timeout_s: float = _ANSWER_TIMEOUT_S
-    ) -> tuple[Message, bytes]:
-        """One request and its answer. Raises TimeoutError, LinkClosed; a Failed answer is raised as what it says."""
+        self, node: bytes, question: Callable[[int], Message], timeout_s: float = _ANSWER_TIMEOUT_S,
+        address: str | None = None,
+    ) -> tuple[Message, bytes]:  # fmt: skip
+        """One request and its answer. Raises TimeoutError, LinkClosed; a Failed answer is raised as what it says.
+
+        `address`: where the node is dialled if there is no link to it.
+        """
         self._nonce += 1
         nonce = self._nonce
         future: asyncio.Future[tuple[Message, bytes]] = asyncio.get_running_loop().create_future()
         self._answers[node, nonce] = future
         try:
-            self._send(SendTo(node, None, question(nonce)))
+            self._send(SendTo(node, address, question(nonce)))
             answer, body = await asyncio.wait_for(future, timeout_s)
         finally:
             self._answers.pop((node, nonce), None)
@@ -61,9 +65,12 @@ class Questions:
             raise BadRequest(f"{answer.code}: {answer.message}")
         return answer, body
 
-    async def fetch_tokenizer(self, node: bytes, weights_sha256: str) -> tuple[bytes, bytes]:
+    async def fetch_tokenizer(
+        self, node: bytes, weights_sha256: str, address: str | None = None
+    ) -> tuple[bytes, bytes]:
         """The manifest and the tokenizer of a model, as a shard has them; the caller checks them against the hash."""
-        answer, body = await self.ask(node, lambda nonce: GetTokenizer(nonce, weights_sha256), TEXT_SIDE_TIMEOUT_S)
+        question = functools.partial(GetTokenizer, weights_sha256=weights_sha256)
+        answer, body = await self.ask(node, question, TEXT_SIDE_TIMEOUT_S, address)
         if not isinstance(answer, TokenizerData) or answer.manifest_bytes + answer.tokenizer_bytes != len(body):
             raise BadRequest("a shard answered with something else than a tokenizer")
         return body[: answer.manifest_bytes], body[answer.manifest_bytes :]

@@ -47,7 +47,7 @@ class Lifecycle:
 
     def open(self, sender: bytes, message: Open, now_s: float) -> None:
         known = self.live.get(message.session)
-        has_been = message.session in self.closed or message.session in self._unanswered
+        has_been = any(message.session in each for each in (self.closed, self._unanswered, self.parked))
         if has_been or sender + message.session in self.closed_early or (known is not None and known.head == sender):
             self._counters["duplicate_open"] += 1
             return

@@ -438,4 +438,9 @@ def _holds_files(folder: Path) -> bool:
 
 
 def _last_change(folder: Path) -> float:
-    return max((path.stat().st_mtime for path in folder.rglob("*")), default=folder.stat().st_mtime)
+    """Of anything in it, or of itself; what another process renames or removes meanwhile does not count."""
+    latest = folder.stat().st_mtime
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            latest = max(latest, path.stat().st_mtime)
+    return latest

@@ -70,7 +70,10 @@ class BatchRunner:
         """To be called right after an answer, where nothing waits: makes ready what is likely to be asked for next."""
         session = self._sessions.get(self._decoding)
         if session is not None and not session.roundings:
-            session.engine.expect(session.number)
+            with contextlib.suppress(
+                PotluckError
+            ):  # no memory for the next page, say: the step will be answered with it
+                session.engine.expect(session.number)
 
     def claim_device(self) -> None:
         """To be called while nothing has come since: where the next step will need a device that others use too."""

@@ -137,11 +137,15 @@ def test_serving_on_the_command_line_wins_over_the_file(
 ) -> None:
     taken: list[bool] = []
 
-    async def started(options: SwarmOptions | up.UpOptions, invite: object = None) -> None:
+    def started(options: SwarmOptions, invite: object = None) -> None:
         taken.append(options.serves)
 
-    for place in ("potluck.cli.up.run_swarm_node", "potluck.cli.swarm.run_swarm_node", "potluck.cli.up._serve"):
+    async def served(options: up.UpOptions) -> None:
+        taken.append(options.serves)
+
+    for place in ("potluck.cli.up.run_swarm_node", "potluck.cli.swarm.run_swarm_node"):
         monkeypatch.setattr(place, started)
+    monkeypatch.setattr("potluck.cli.up._serve", served)
     monkeypatch.setattr("potluck.cli.swarm.read_invite", lambda words: None)
     written("[research.distributed_inference.host]\nserve_shards = false")
     is_refused = "--layers" in command and not serves

@@ -28,7 +28,7 @@ LOOPBACK, LAN, DOCKER = (
 DOWN = Interface("eth1", "10.0.0.1", is_up=False)
 PEER = {
     "id": "bb" * 32, "name": "anna", "version": "1", "arithmetic": 1, "addresses": ["192.168.0.8:7475"], "is_connected": True,
-    "rtt_ms": 0.8, "holds_weights": True,
+    "is_usable": True, "rtt_ms": 0.8, "holds_weights": True,
 }  # fmt: skip
 
 
@@ -125,7 +125,8 @@ def test_a_node_that_was_expelled_is_told_so_and_what_to_do() -> None:
 
 
 def test_peers_that_are_gone_slow_or_cannot_be_measured() -> None:
-    assert checks.check_peer(PEER | {"is_connected": False}, None).verdict == "fail"
+    assert checks.check_peer(PEER | {"is_connected": False, "is_usable": False}, None).verdict == "fail"
+    assert checks.check_peer(PEER | {"is_connected": False}, None).verdict == "ok"  # in a swarm of very many
     assert checks.check_peer(PEER | {"rtt_ms": 80.0}, None).verdict == "warn"
     assert checks.check_peer(PEER, Throughput("bb", 5.0)).verdict == "warn"
     unknown = checks.check_peer(PEER, Throughput("bb", None, "holds no weights"))

@@ -130,3 +130,20 @@ def test_nobody_is_not_the_beginning_of_every_members_id(
     SwarmKeeper.found(own_key(), own_swarm_file())
     assert run([command, member]) == 2
     assert "say whom" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_the_model_is_brought_ends_at_once_and_founds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A running loop would keep Ctrl-C to itself until the download is over."""
+
+    def interrupted(*arguments: object) -> None:
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("POTLUCK_HOME", str(tmp_path))
+    monkeypatch.setattr("potluck.cli.ask.find_or_pull", interrupted)
+    assert run(["up", "--api", "off"]) == 130
+    assert capsys.readouterr().err == "error: interrupted [interrupted]\n"
+    assert own_swarm_file().read() is None

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from potluck.cli import local
 from potluck.cli.api_options import free_place
 from potluck.cli.ask import find_or_pull
 from potluck.cli.main import run
@@ -84,3 +85,9 @@ def test_an_interrupt_while_a_node_is_about_to_be_waited_for_leaves_no_timer_to_
         process.wait_until_serving(timeout_s=60)
     started[0].join(10)
     assert not started[0].is_alive()
+
+
+def test_every_node_of_a_local_swarm_has_a_name_of_its_own() -> None:
+    names = [local._name(place) for place in range(16)]
+    assert len(set(names)) == 16
+    assert (names[0], names[8]) == ("kitchen", "kitchen-2")

@@ -1,5 +1,6 @@
 """Options of `potluck up` and `potluck join` that cannot be: refused before anything is started."""
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ NO_TEXT = os.fsdecode(b"\xff")
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where no node starts, whatever is asked for."""
 
-    async def started(*arguments: object) -> None:
+    def started(*arguments: object) -> None:
         raise AssertionError("a node would have been started")
 
     monkeypatch.setenv("POTLUCK_HOME", str(tmp_path))
@@ -143,10 +144,10 @@ def test_ctrl_c_while_the_device_is_looked_at_is_an_interruption(
     def interrupted(device: str) -> None:
         raise ProbeInterrupted(f"looking at {device} was interrupted")
 
-    async def looks_at_the_device(options: SwarmOptions) -> None:
+    async def session(options: SwarmOptions) -> None:
         await _Session(options, Any, Any, Any, 0.0)._device()  # type: ignore[arg-type]
 
     monkeypatch.setattr("potluck.node.device.measured_device", interrupted)
-    monkeypatch.setattr("potluck.cli.up.run_swarm_node", looks_at_the_device)
+    monkeypatch.setattr("potluck.cli.up.run_swarm_node", lambda options: asyncio.run(session(options)))
     assert run(["up", "--device", "cuda"]) == 130
     assert capsys.readouterr().err == "error: interrupted [interrupted]\n"

@@ -252,6 +252,31 @@ def test_a_fork_shares_pages_until_one_side_writes() -> None:
     assert cache.used_bytes == 3 * PAGE_BYTES  # the parent's page is its own again
 
 
+def test_a_copy_that_there_was_no_memory_for_leaves_the_page_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next try would write into the parent's page, or the child's end would free it under the parent."""
+    cache = cache_of(12)
+    parent = filled(cache, 100, room=200)
+    before = parent.pages[1].bytes.copy()
+    child = cache.fork(parent, 200)
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "_copy_page", no_memory)
+        with pytest.raises(OutOfKvMemory):
+            cache.extend(child, 1)
+    assert child.pages[1] is parent.pages[1]
+    assert parent.pages[1].users == 2
+    cache.extend(child, 1)
+    child.pages[1].bytes[:] = 255
+    assert np.array_equal(parent.pages[1].bytes, before)
+    cache.close(child)
+    assert cache.used_bytes == 2 * PAGE_BYTES
+    cache.close(parent)
+    assert (cache.reserved_bytes, cache.used_bytes) == (0, 0)
+
+
+def no_memory(page: object) -> None:
+    raise OutOfKvMemory("the system gives no memory")
+
+
 def test_pages_left_by_a_refused_batch_do_not_hinder_a_fork() -> None:
     """`extend` may be called and the step never run; the parent then has more pages than positions."""
     cache = cache_of(12)

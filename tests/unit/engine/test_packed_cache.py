@@ -170,6 +170,14 @@ def test_an_interrupted_packing_leaves_nothing_behind(tmp_path: Path) -> None:
         assert files_in(tmp_path) == []
 
 
+def test_a_file_that_another_process_finishes_while_old_ones_are_looked_for_is_no_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / f"{packed_cache._PREFIX}gone"
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: iter([gone]))
+    packed_cache._sweep(tmp_path)
+
+
 def test_the_file_appears_only_when_it_is_whole(tmp_path: Path) -> None:
     seen: list[list[str]] = []
 

@@ -73,6 +73,11 @@ def test_without_any_interface_a_node_does_not_begin() -> None:
         followed(Machine())
 
 
+def test_an_interface_that_there_is_not_is_named_with_those_there_are() -> None:
+    with pytest.raises(BadRequest, match="no interface nosuch; there are lo, wlan0"):
+        followed(Machine(LOOPBACK, WIFI), ("nosuch",))
+
+
 async def until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not is_so():  # noqa: ASYNC110 - adverts and looks have no events

@@ -27,7 +27,7 @@ def test_the_file_of_a_killed_node_is_stale_also_where_its_number_is_somebody_el
     file.write(running(os.getpid()))  # this process lives, and is no node
     assert file.read() is None
     with file.held():
-        pass
+        assert file.read() is None  # the next one has begun, and has not said where it is
 
 
 def test_there_is_one_node_to_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -497,8 +497,9 @@ def test_a_model_that_is_harmed_while_the_node_runs_is_neither_loaded_nor_fetche
         ((), 1, ["an answer"], "answers"),
         ((advert(KEYS[2]),), 0, [], ""),
         ((advert(KEYS[2]),), 1, [], "answers"),
-        ((advert(KEYS[1], is_draining=True),), 0, [], ""),
-        ((advert(KEYS[1]),), 0, [], "others to take model:0-7"),
+        ((advert(KEYS[1], allows_serving=True, is_draining=True),), 0, [], ""),
+        ((advert(KEYS[1]),), 0, [], ""),  # its owner does not let it serve
+        ((advert(KEYS[1], allows_serving=True),), 0, [], "others to take model:0-7"),
     ],
 )
 def test_who_leaves_waits_only_for_those_who_can_take_over_and_for_answers_and_says_so(

@@ -550,3 +550,18 @@ def test_a_head_knows_the_answers_that_it_heads_and_tells_of_them_when_they_end(
         assert board.orchestrator.recall(b"k" * 32) is None
 
     run(use())
+
+
+def test_a_tokenizer_is_asked_for_where_its_holder_can_be_dialled() -> None:
+    """In a large swarm there may be no link to any holder."""
+
+    async def main() -> None:
+        board = Switchboard()
+        board.orchestrator.store.put(SHARD, "10.0.0.7:7475", Described(0, SHARD, "1", (), 1, ()))
+        asking = asyncio.ensure_future(board.orchestrator.fetch_tokenizer(SHARD, "a" * 64))
+        await soon()
+        [question] = board.take()
+        assert (question.node, question.address) == (SHARD, "10.0.0.7:7475")
+        asking.cancel()
+
+    run(main())

@@ -129,3 +129,12 @@ def test_a_shard_that_is_being_given_up_keeps_nothing() -> None:
     bench.core.is_draining = True
     bench.tell(HEAD, Close(session_id(1), 4))
     assert bench.orders == [CloseSession(session_id(1))]
+
+
+def test_a_parked_session_is_not_opened_a_second_time_however_many_have_ended_since() -> None:
+    bench = parked_bench()
+    for number in range(2000, 2000 + 1100):  # more than are remembered as closed
+        bench.core._life.closed.add(session_id(number))
+    bench.tell(HEAD, opening(FIRST, 1))
+    assert bench.orders == []
+    assert bench.core.counters["duplicate_open"] == 1

@@ -5,6 +5,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from potluck.core.errors import OutOfKvMemory
 from potluck.engine.shard_engine import ShardEngine, Step, StepResult
 from potluck.wire.messages import Stage
 from potluck.wire.work import RunBatch, WorkItem
@@ -59,3 +60,15 @@ def test_nobody_is_expected_after_anything_else(engine: ListeningEngine, counts:
     batches.look_ahead()
     batches.claim_device()
     assert engine.heard == []
+
+
+def test_what_goes_wrong_while_looking_ahead_is_left_to_the_step_itself(
+    engine: ListeningEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(session: int) -> None:
+        raise OutOfKvMemory("no memory for the next page")
+
+    monkeypatch.setattr(engine, "expect", fails)
+    batches = BatchRunner({b"a": session_on(engine, 7)}, 1e6)
+    batches.run(RunBatch(1, (item(b"a", 1),)), bytes(4))
+    batches.look_ahead()
