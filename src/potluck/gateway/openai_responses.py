@@ -186,9 +186,13 @@ class ResponsesSurface:
         return empty + closed + self._event(f"response.{status}", {"response": self._response(status, usage)})
 
     def failure(self, error: Exception) -> bytes:
+        if self._is_open:
+            self._items[-1].status = "incomplete"
         shown = self._response("failed", None) | {"error": {"code": row_of(error).code, "message": message_of(error)}}
         detail: Any = openai_error(error)["error"]
-        return self._event("response.failed", {"response": shown}) + self._event("error", {**detail, "error": detail})
+        return self._event("response.failed", {"response": shown}) + self._event(
+            "error", {**detail, "type": "error", "error": detail}
+        )
 
     def keep_alive(self) -> bytes:
         return sse_comment("still at work")

@@ -1,6 +1,7 @@
 """The places where a request's grammar and prompt logprobs enter the pipeline, and prompt logprobs come back out of it."""
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -40,11 +41,17 @@ def prompt_logprobs_of(
     return tuple(told)
 
 
+def without_beginning(tokens: Sequence[int], tokenizer: Tokenizer) -> Sequence[int]:
+    """The mark of a text's beginning, which most models want, is nothing that anybody wrote."""
+    return tokens[1:] if tokens and tokens[0] == tokenizer.spec.bos_id else tokens
+
+
 def _starts(tokens: tuple[int, ...], tokenizer: Tokenizer) -> list[int]:
     """In the text of the prompt, the place of the first character that each token has a part in."""
     detokenizer = StreamingDetokenizer(tokenizer, skip_special=False)
-    starts, made = [], 0
-    for token in tokens:
+    shown = without_beginning(tokens, tokenizer)
+    starts, made = [0] * (len(tokens) - len(shown)), 0
+    for token in shown:
         starts.append(made + detokenizer.characters_before(token))
         made += len(detokenizer.push(token))
     return starts

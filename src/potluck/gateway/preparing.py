@@ -9,7 +9,7 @@ from potluck.core.errors import BadRequest, ContextLengthExceeded
 from potluck.core.grammar import Grammar
 from potluck.gateway.answering import OpenModel
 from potluck.gateway.choice import CallReader, ChoiceSettings, NamedCallReader, new_call_id
-from potluck.gateway.pipeline_features import with_grammar, with_prompt_logprobs
+from potluck.gateway.pipeline_features import with_grammar, with_prompt_logprobs, without_beginning
 from potluck.gateway.request import Conversation, InferenceRequest, Json, Tool
 from potluck.orchestrator.generation import GenerationRequest
 from potluck.text.tool_calls import ToolCallParser
@@ -42,8 +42,10 @@ class Prepared(NamedTuple):
 
 
 def encode_conversation(model: OpenModel, conversation: Conversation) -> list[int]:
-    """The prompt's tokens, tools included."""
-    return model.tokenizer.encode_prompt(_rendered(model, conversation))
+    """The prompt's tokens, tools included. Raises ContextLengthExceeded for what is far too long to look at."""
+    text = _rendered(model, conversation)
+    check_length(model, text, "messages")
+    return model.tokenizer.encode_prompt(text)
 
 
 def _rendered(model: OpenModel, conversation: Conversation) -> str:
@@ -65,9 +67,7 @@ def shown_tools(conversation: Conversation) -> tuple[Tool, ...]:
 def prepare(model: OpenModel, request: InferenceRequest, default_max_tokens: int) -> Prepared:
     """Raises BadRequest (context_length_exceeded among it) with whatever cannot be, before anything is started."""
     if request.conversation is not None:
-        text = _rendered(model, request.conversation)
-        _check_length(model, text, "messages")
-        prompts = [model.tokenizer.encode_prompt(text)]
+        prompts = [encode_conversation(model, request.conversation)]
     else:
         prompts = [_tokens_of(model, prompt) for prompt in request.prompts]
     choices: list[PreparedChoice] = []
@@ -82,7 +82,7 @@ def _choices(
     if not prompt:
         raise BadRequest("the prompt is empty", "prompt")
     generation = _generation(model, request, prompt, default_max_tokens)
-    echoed = model.tokenizer.decode(prompt) if request.echoes_prompt else ""
+    echoed = model.tokenizer.decode(without_beginning(prompt, model.tokenizer)) if request.echoes_prompt else ""
     return [
         PreparedChoice(
             first + n, msgspec.structs.replace(generation, choice=n), _choice_settings(request, len(echoed)), echoed
@@ -116,7 +116,7 @@ def _check_biased_tokens(request: InferenceRequest, vocabulary_size: int) -> Non
         raise BadRequest(f"logit_bias names token {beyond[0]}; the vocabulary has {vocabulary_size}", "logit_bias")
 
 
-def _check_length(model: OpenModel, text: str, param: str) -> None:
+def check_length(model: OpenModel, text: str, param: str) -> None:
     """Megabytes that cannot fit whatever their tokens are, are not tokenized first: that takes some seconds for each."""
     most = model.facts.context_length * model.tokenizer.longest_token * _SHRINKING
     if len(text) > most:
@@ -127,7 +127,7 @@ def _check_length(model: OpenModel, text: str, param: str) -> None:
 
 def _tokens_of(model: OpenModel, prompt: str | tuple[int, ...]) -> list[int]:
     if isinstance(prompt, str):
-        _check_length(model, prompt, "prompt")
+        check_length(model, prompt, "prompt")
         return model.tokenizer.encode(prompt, parse_special=False)
     size = min(model.facts.vocabulary_size, model.tokenizer.vocabulary_size)
     if any(not 0 <= token < size for token in prompt):
@@ -141,7 +141,7 @@ def _choice_settings(request: InferenceRequest, echoed_length: int) -> ChoiceSet
         stops=request.stops,
         calls=_call_reader(conversation),
         wants_logprobs=request.wants_logprobs,
-        continues_text=conversation is None,
+        continues_text=conversation is None or bool(conversation.begun_answer),
         first_only=conversation is not None and not conversation.allows_parallel_calls,
         echoed_length=echoed_length,
     )

@@ -5,9 +5,11 @@ the prompt is still being read by the shards and nothing has been sent yet.
 """
 
 import asyncio
+import functools
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Literal, NamedTuple, ParamSpec, TypeVar
 
@@ -26,15 +28,17 @@ from potluck.gateway.preparing import Prepared, prepare
 from potluck.gateway.reader_pace import ReaderPace
 from potluck.gateway.request import InferenceRequest
 from potluck.gateway.resuming import EventNumbers, ResumableAnswer
-from potluck.gateway.running import MAX_PARALLEL_CHOICES, Run
+from potluck.gateway.running import LOOK_AGAIN_S, MAX_PARALLEL_CHOICES, Run
 from potluck.gateway.surface import SSE, CollectedChoice, Surface, one_line, sse, sse_comment
 from potluck.orchestrator.frames import ShardFailover
 from potluck.orchestrator.generation import GenerationRequest
 
 _log = logging.getLogger(__name__)
 DiagnosticsMode = Literal["off", "events", "comments"]
-_LOOK_AGAIN_S = 0.1  # whether a shard has room
 _INLINE_BYTES = 4_096  # a body up to here is read and tokenized in the loop; a larger one beside it
+# Of their own, and few: megabytes of text take seconds each, and weights and files wait for the loop's usual threads. What is queued goes
+# with the client that asked for it.
+_TEXT_THREADS = ThreadPoolExecutor(2, thread_name_prefix="potluck-text")
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -94,7 +98,8 @@ class Service:
             await self._until_there_is_room(model, prepared.choices[0].request)
             if resumable is not None:
                 prepared = await resumable.settle(model, prepared)
-            async with Run(model, prepared, self.now_s, label, parallel) as run:
+            patience_s = self.settings.admission.patience_s
+            async with Run(model, prepared, self.now_s, label, parallel, patience_s) as run:
                 yield run, prepared
             self.figures.note(run.usage(), self.now_s() - began_s)
 
@@ -107,7 +112,7 @@ class Service:
             except ShardsFull:
                 if self.now_s() >= give_up_s:
                     raise
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _prepared(self, model: OpenModel, request: InferenceRequest, size_bytes: int) -> Prepared:
         return await beside_the_loop(size_bytes, prepare, model, request, self.settings.default_max_tokens)
@@ -117,7 +122,8 @@ async def beside_the_loop(size_bytes: int, work: Callable[_P, _T], *args: _P.arg
     """What takes long for a large body must not hold up everybody else's answers."""
     if size_bytes <= _INLINE_BYTES:
         return work(*args, **kwargs)
-    return await asyncio.to_thread(work, *args, **kwargs)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_TEXT_THREADS, functools.partial(work, *args, **kwargs))
 
 
 class GenerationResponse(Response):

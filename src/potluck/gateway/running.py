@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
-from potluck.core.errors import GenerationAborted, ResumeImpossible
+from potluck.core.errors import GenerationAborted, ResumeImpossible, ShardsFull
 from potluck.core.exactness import Exactness, weakest
 from potluck.gateway.answering import Answer, OpenModel
 from potluck.gateway.choice import ChoiceStream
@@ -18,6 +18,7 @@ from potluck.orchestrator.frames import Finished, PipelineAborted, ShardFailover
 from potluck.orchestrator.request import GenerationRequest
 
 _MAX_WAITING_EVENTS = 64
+LOOK_AGAIN_S = 0.1  # whether a shard has room
 MAX_PARALLEL_CHOICES = 4
 
 
@@ -30,12 +31,13 @@ class Run:
 
     def __init__(
         self, model: OpenModel, prepared: Prepared, now_s: Callable[[], float], label: str = "",
-        parallel: int = MAX_PARALLEL_CHOICES,
+        parallel: int = MAX_PARALLEL_CHOICES, patience_s: float = 0.0,
     ) -> None:  # fmt: skip
-        """`parallel`: so many choices at once; the others follow."""
+        """`parallel`: so many choices at once; the others follow. `patience_s`: of each, where every shard is full when its turn comes."""
         self._model, self._prepared, self._now_s, self._label = model, prepared, now_s, label
         self._events: asyncio.Queue[Event | _Ended | Exception] = asyncio.Queue(_MAX_WAITING_EVENTS)
         self._turns = asyncio.Semaphore(parallel)
+        self._patience_s = patience_s
         self._tasks: list[asyncio.Task[None]] = []
         self._left = len(prepared.choices)
         self._began_s = now_s()
@@ -93,6 +95,18 @@ class Run:
         for frame in _begun_frames(choice.request):
             if await self._take(frame, stream, choice):
                 return
+        give_up_s = self._now_s() + self._patience_s
+        while True:
+            try:
+                return await self._answer(stream, choice)
+            except (
+                ShardsFull
+            ):  # said before anything else: another choice, or another node, took the room that was there
+                if self._now_s() >= give_up_s:
+                    raise
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def _answer(self, stream: ChoiceStream, choice: PreparedChoice) -> None:
         self.answer = answer = self._model.start(choice.request, self._label)
         frames = answer.frames()
         try:

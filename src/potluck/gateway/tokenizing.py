@@ -10,7 +10,7 @@ from potluck.core.errors import BadRequest
 from potluck.core.tokenizer_spec import TokenizerSpec
 from potluck.gateway.answering import OpenModel
 from potluck.gateway.conversations import conversation
-from potluck.gateway.preparing import encode_conversation
+from potluck.gateway.preparing import check_length, encode_conversation
 from potluck.gateway.reading import read_body, refuse
 from potluck.gateway.request import Json
 from potluck.gateway.responding import Service, beside_the_loop
@@ -89,6 +89,7 @@ def _tokens_of(model: OpenModel, body: TokenizeBody) -> list[int]:
         raise BadRequest("there must be either a prompt or messages", "prompt")
     if body.prompt is None:
         return encode_conversation(model, conversation(body.messages, body.tools))
+    check_length(model, body.prompt, "prompt")
     return model.tokenizer.encode(body.prompt, parse_special=True, add_special=body.add_special_tokens)
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import msgspec
 
+from potluck.core.errors import BadTemplate
 from potluck.text.chat_template import ChatTemplate
+from potluck.text.template_budget import weigh
 
 _INSTRUCTIONS = """\
 You may call one or more functions to assist with the user query.
@@ -65,7 +67,8 @@ def _decoded(arguments: object) -> object:
         return arguments
     try:
         value = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
+        weigh(value)  # numbers of more than 64 bits, say: as text a model may well have written them
+    except (msgspec.DecodeError, RecursionError, BadTemplate):
         return arguments
     return value if isinstance(value, dict) else arguments
 

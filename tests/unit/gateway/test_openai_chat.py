@@ -3,6 +3,8 @@
 import asyncio
 import json
 import threading
+from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,8 +13,8 @@ from openai._streaming import SSEDecoder
 from potluck.core.errors import ShardsFull, ShardUnavailable
 from potluck.gateway.admission import AdmissionSettings
 from potluck.gateway.responding import ServiceSettings, beside_the_loop
-from potluck.orchestrator.frames import PipelineAborted, ShardFailover
-from potluck.testing.memory_answering import MemoryAnswering
+from potluck.orchestrator.frames import PipelineAborted, ShardFailover, StreamFrame
+from potluck.testing.memory_answering import MemoryAnswer, MemoryAnswering
 from tests.support.api import MESSAGES, TOOLS, app_of, deltas_of, events_of, post
 
 PATH = "/v1/chat/completions"
@@ -233,6 +235,31 @@ def test_where_every_shard_is_full_the_request_waits_for_room() -> None:
     assert len(looks) == 3
 
 
+@pytest.mark.parametrize("body", [{"n": 3}, {"prompt": ["One", "two", "three"]}])
+def test_choices_that_find_no_room_beside_the_first_follow_it(
+    body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room is looked for once for the whole request, and each choice takes some."""
+    answering = MemoryAnswering("Hi")
+    model, frames = answering.model, MemoryAnswer.frames
+
+    async def one_at_a_time(answer: MemoryAnswer) -> AsyncIterator[StreamFrame]:
+        if model.running:
+            raise ShardsFull("all are taken")
+        async for frame in frames(answer):
+            yield frame
+
+    monkeypatch.setattr(MemoryAnswer, "frames", one_at_a_time)
+    path = "/v1/completions" if "prompt" in body else PATH
+    wanted = body if "prompt" in body else {"messages": MESSAGES, **body}
+    response = post(app_of(answering), path, wanted)
+    assert response.status_code == 200
+    assert len(response.json()["choices"]) == 3
+    assert model.most_running == 1
+    hasty = ServiceSettings(admission=AdmissionSettings(patience_s=0.0))
+    assert post(app_of(answering, hasty), path, wanted).status_code == 503
+
+
 def test_where_no_room_comes_in_time_it_is_503_with_retry_after() -> None:
     answering = MemoryAnswering()
     answering.model.refusal = ShardsFull("all are taken")
@@ -346,3 +373,7 @@ def test_a_client_that_goes_away_during_prefill_ends_its_generations(is_streamin
 
     asyncio.run(ask_and_leave())
     assert (answering.model.running, answering.model.completed) == (0, 0)
+
+
+def test_a_template_variable_may_have_any_other_name() -> None:
+    assert ask(MemoryAnswering("Hi"), chat_template_kwargs={"self": 1, "variables": 2}).status_code == 200

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from potluck.gateway.choice import ChoiceSettings, ChoiceStream
 from potluck.gateway.events import TextDelta
 from potluck.orchestrator.frames import PromptLogprob, PromptLogprobs, TokenDelta
 from potluck.testing.memory_answering import MemoryAnswering, byte_tokenizer
+from potluck.text.tokenizer import Tokenizer
 from tests.support.api import app_of, events_of, post
 
 TOKENIZER = byte_tokenizer()
@@ -47,6 +49,16 @@ def test_the_tokens_of_an_echoed_prompt_are_counted_the_same_way_and_those_of_th
     told = tuple(PromptLogprob(token, -0.5, True) for token in tokens_of("ö😀".encode())[1:])
     answering.model.frames_before = {0: [PromptLogprobs(told)]}
     assert whole(answering, prompt="ö😀", echo=True) == ("ö😀é!", [0, 0, 1, 1, 1, 1, 2, 2, 3])
+
+
+def test_the_mark_of_a_texts_beginning_is_not_echoed_and_takes_no_room() -> None:
+    answering = MemoryAnswering("é!")
+    model = answering.model
+    model.tokenizer = Tokenizer(msgspec.structs.replace(model.tokenizer.spec, adds_bos=True))
+    told = tuple(PromptLogprob(token, -0.5, True) for token in tokens_of("ö😀".encode()))
+    model.frames_before = {0: [PromptLogprobs(told)]}
+    assert whole(answering, prompt="ö😀", echo=True) == ("ö😀é!", [0, 0, 0, 1, 1, 1, 1, 2, 2, 3])
+    assert model.requests[-1].prompt[0] == model.tokenizer.spec.bos_id
 
 
 def test_a_prompt_can_be_scored_without_an_answer() -> None:

@@ -11,6 +11,7 @@ from potluck.gateway.preparing import prepare
 from potluck.gateway.request import Conversation, InferenceRequest, Tool
 from potluck.testing.memory_answering import MemoryAnswering
 from potluck.text.grammar import GrammarCompiler, check_grammar
+from potluck.text.tool_prompt import _decoded
 
 MODEL = MemoryAnswering().model
 COMPILER = GrammarCompiler(MODEL.tokenizer.spec, MODEL.tokenizer.vocabulary_size)
@@ -70,3 +71,18 @@ def test_tools_whose_definitions_have_the_same_names_keep_their_own(extra: dict[
     grammar = grammar_of(NUMBER_BY_REFERENCE | extra, WORD_BY_REFERENCE | extra)
     found = [allows(grammar, {"name": f"tool{n}", "arguments": {"a": value}}) for n in (0, 1) for value in (1, "b")]
     assert found == [True, False, False, True]
+
+
+@pytest.mark.parametrize(("begun", "continues"), [("", False), ("The capital is", True)])
+def test_an_answer_that_was_begun_goes_on_with_its_first_space(begun: str, continues: bool) -> None:
+    """SentencePiece puts one before a text, which is taken off again where an answer begins, and only there."""
+    conversation = Conversation(messages=({"role": "user", "content": "Hello"},), begun_answer=begun)
+    [choice] = prepare(MODEL, InferenceRequest(model=None, conversation=conversation), 16).choices
+    assert choice.settings.continues_text is continues
+
+
+def test_a_number_that_no_template_may_make_stays_text_in_a_call() -> None:
+    """A model may write one; the conversation must go on all the same."""
+    assert _decoded('{"a": 5}') == {"a": 5}
+    large = '{"a": 123456789012345678901234567890}'
+    assert _decoded(large) == large

@@ -126,7 +126,9 @@ def test_state_that_is_not_kept_is_refused(fields: dict[str, object]) -> None:
 def test_a_response_that_fails_says_so_in_its_stream() -> None:
     events = events_of(respond(broken(), stream=True))
     assert [name for name, _ in events[-2:]] == ["response.failed", "error"]
+    assert all(name == data["type"] for name, data in events)
     assert events[-2][1]["response"]["error"]["code"] == "pipeline_stalled"
+    assert [item["status"] for item in events[-2][1]["response"]["output"]] == ["incomplete"]
 
 
 # ------------------------------------------------------------ Anthropic
@@ -252,6 +254,9 @@ def test_texts_become_tokens_and_back() -> None:
     assert post(app, "/detokenize", {"tokens": tokens["tokens"]}).json()["prompt"] == "Zoë"
     assert post(app, "/tokenize", {"messages": MESSAGES}).json()["count"] > 5
     assert post(app, "/detokenize", {"tokens": [10**9]}).status_code == 400
+    long = "a" * 5_000_000
+    for body in ({"prompt": long}, {"messages": [{"role": "user", "content": long}]}):
+        assert post(app, "/tokenize", body).json()["error"]["code"] == "context_length_exceeded"
     assert get(app, "/tokenizer_info").json()["eos_token"] == "<|im_end|>"
 
 
