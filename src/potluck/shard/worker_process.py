@@ -15,7 +15,7 @@ from typing import cast
 
 from potluck.core.errors import ProtocolViolation
 from potluck.shard.memory_limit import has_run_out_of_memory
-from potluck.wire.work import FromWorker, Load, OpenSession, Ping, Pong, RunBatch, ToWorker
+from potluck.wire.work import FromWorker, Load, Loaded, LoadFailed, OpenSession, Ping, Pong, RunBatch, ToWorker
 from potluck.wire.work_frames import encode, from_worker_decoder
 from potluck.wire.worker_settings import WorkerSettings
 
@@ -24,6 +24,10 @@ OnLost = Callable[[str], None]
 
 PING_INTERVAL_S = 0.1
 FROZEN_AFTER_S = 30.0  # pings without an answer for so long, and the worker will not come back by itself
+_STUCK_AFTER_S = (
+    1800.0  # alive and without any result: the longest chunk on the slowest machine takes a quarter of an hour
+)
+_MOST_FRUITLESS = round(_STUCK_AFTER_S / PING_INTERVAL_S)
 _END_GRACE_S = 1.0  # after its stream has closed, a worker has this long to be gone
 _LOOK_S = 0.005
 _LOG = logging.getLogger(__name__)
@@ -74,6 +78,8 @@ class WorkerProcess(asyncio.Protocol):
         """Use `start`."""
         self._most_unanswered = max(1, round(patience_s / PING_INTERVAL_S))
         self._unanswered = 0  # pings in a row; counted, not timed, because the daemon may have been stopped itself
+        self._fruitless = 0  # pings since it last gave an answer that was owed
+        self._is_loading = False
         self._on_message = on_message
         self._on_lost: OnLost | None = on_lost
         self._loop = asyncio.get_running_loop()
@@ -150,8 +156,9 @@ class WorkerProcess(asyncio.Protocol):
         self._transport.writelines(encode(message, *parts))
         if isinstance(message, RunBatch | Load | OpenSession):
             self._answers_owed += 1
+            self._is_loading = self._is_loading or isinstance(message, Load)
             if self._ping_timer is None:
-                self._unanswered = 0
+                self._unanswered = self._fruitless = 0
                 self._ping_timer = self._loop.call_later(PING_INTERVAL_S, self._ping_if_busy)
 
     def ping(self) -> None:
@@ -194,6 +201,8 @@ class WorkerProcess(asyncio.Protocol):
             if isinstance(message, Pong):
                 self.progress = message.progress
                 continue
+            self._fruitless = 0
+            self._is_loading = self._is_loading and not isinstance(message, Loaded | LoadFailed)
             if self._answers_owed:
                 self._answers_owed -= 1
             if self._on_lost is not None:
@@ -209,7 +218,15 @@ class WorkerProcess(asyncio.Protocol):
                 _LOG.warning("worker %d gives no sign of life; ending it", self.pid)
                 self.kill()
                 return
+            if self._fruitless >= _MOST_FRUITLESS and not self._is_loading:
+                # A thread beside the computing one answers pings: a device or a disk that never comes back does not stop it.
+                _LOG.warning(
+                    "worker %d lives and has not finished anything for %d s; ending it", self.pid, _STUCK_AFTER_S
+                )
+                self.kill()
+                return
             self._unanswered += 1
+            self._fruitless += 1
             self.ping()
             self._ping_timer = self._loop.call_later(PING_INTERVAL_S, self._ping_if_busy)
 
