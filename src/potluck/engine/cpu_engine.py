@@ -190,6 +190,7 @@ class CpuEngine(ShardEngine):
         outputs = [np.empty_like(rows) for rows in inputs]
         runs = self._cut(steps)
         head = self._head if before_output is None and len(runs) == 1 and self._chooses_in_every_row(steps) else None
+        self._decoder.make_room()
         programs = self._programs(layers, roundings, head)
         for pieces in runs:
             self._run_layers(steps, pieces, programs, inputs, outputs)

@@ -20,6 +20,7 @@ from potluck.engine.shard_weights import LayerWeights, ShardWeights
 
 _ROTARY_FORMS = {"interleaved": 0, "halves": 1}
 _FUNCTIONS = {"silu": 0, "gelu_tanh": 1}
+MOST_PROGRAMS = 128  # kept from run to run; some kilobytes for each of their layers
 
 
 def _address(vector: Floats | None) -> int:
@@ -120,6 +121,13 @@ class Decoder:
             self._programs[key] = self._build(first, stop, base, head)
             self.reserve_positions(self._positions)
         return self._programs[key]
+
+    def make_room(self) -> None:
+        """To be called between runs: whoever opens sessions names their layers, and any range of them has a program of its own."""
+        if len(self._programs) > MOST_PROGRAMS:
+            self._programs.clear()
+            self._attention_arguments.clear()
+            self._held.clear()
 
     def _build(self, first: int, stop: int, base: int, head: "OutputHead | None") -> Program:
         program = Program()

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from typing import cast
 
 import numpy as np
 import pytest
 
 from potluck.core.errors import BadRequest, ContextLengthExceeded, OutOfKvMemory, PotluckError, UnknownArchitecture
 from potluck.core.layers import LayerRange
+from potluck.engine import decoder
 from potluck.engine.cpu_engine import CpuEngine
 from potluck.engine.shard_engine import EngineSettings, ShardEngine, Step
 from tests.support.memory_checkpoint import MemoryCheckpoint, random_checkpoint
@@ -375,3 +377,28 @@ def test_the_likeliest_of_logits_that_are_no_numbers_is_none(middle: ShardEngine
     [greedy] = last.forward([Step(session, 0, hidden=rows(1) * np.float32(np.nan), logits=(0,), is_greedy=True)])
     assert greedy.likeliest == (-1,)
     close_sessions(last)
+
+
+def test_programs_of_ever_other_ranges_are_not_kept_for_ever_and_come_out_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranges = [LayerRange(0, 1), LayerRange(0, 2), LayerRange(0, 3)]
+
+    def outputs(engine: ShardEngine) -> list[np.ndarray]:
+        sessions = [engine.open(40, layers) for layers in ranges]
+        found = []
+        for position in range(12):
+            for session in sessions:
+                if position % 3:
+                    engine.expect(session)
+                [result] = engine.forward([Step(session, position, tokens=[3 + position])])
+                found.append(result.hidden.copy())
+        return found
+
+    wanted = outputs(shard_of(checkpoint(), 0, 3))
+    monkeypatch.setattr(decoder, "MOST_PROGRAMS", 1)
+    engine = cast(CpuEngine, shard_of(checkpoint(), 0, 3))
+    for left, right in zip(outputs(engine), wanted, strict=True):
+        assert_same_bits(left, right)
+    assert len(engine._decoder._programs) <= 3
+    assert len(engine._decoder._attention_arguments) <= 3 * 3
