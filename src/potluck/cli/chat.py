@@ -60,8 +60,14 @@ def chat(
 
 
 def base_url(url: str) -> str:
-    """As people type it: with or without http:// and /v1."""
+    """As people type it: with or without http:// and /v1. Raises BadRequest for what cannot be an address."""
+    import httpx
+
     full = url if "://" in url else f"http://{url}"
+    try:
+        httpx.URL(full)
+    except httpx.InvalidURL as error:
+        raise BadRequest(f"{url} is not an address ({str(error)[:1].lower()}{str(error)[1:]})", "--url") from None
     return full.rstrip("/").removesuffix("/v1")
 
 
@@ -83,6 +89,8 @@ def _models(client: "Client", address: str) -> list[str]:
         return client.models()
     except httpx.HTTPError as error:
         raise ChatFailed(f"nothing answers at {address} ({error}); is a node running there?") from None
+    except ValueError:  # no JSON
+        raise ChatFailed(f"what answers at {address} is not a node of Potluck, nor like OpenAI's API") from None
     except ApiError as error:
         hint = "; set POTLUCK_API_KEY to that node's key" if error.status == 401 else ""
         raise ChatFailed(f"{error}{hint}") from None

@@ -48,6 +48,8 @@ def local(
         raise BadRequest("--swarm is there for its page, which needs an address; leave out --api off")
     if swarm and spare is False:
         raise BadRequest("--no-spare goes without --swarm: in a swarm the last node may hold everything")
+    if spare and not swarm and nodes < 3:
+        raise BadRequest("--spare needs three nodes or more: two that share the layers, and one that holds them all")
     require_enabled()
     entry = find_or_pull(open_store(), model, as_json)
     place = api or free_place()

@@ -229,7 +229,9 @@ def _add_shard(node: "Node", options: UpOptions) -> "ShardServer":
 
 async def _loaded(shard: "ShardServer", stopped: asyncio.Event) -> bool:
     """Whether the layers are there; false where Ctrl-C came first. Raises where they cannot be loaded."""
-    loading = asyncio.ensure_future(shard.start())
+    from potluck.node import serving
+
+    loading = asyncio.ensure_future(serving.started(shard))
     stopping = asyncio.ensure_future(stopped.wait())
     await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()

@@ -147,3 +147,8 @@ def test_ctrl_c_while_the_model_is_brought_ends_at_once_and_founds_nothing(
     assert run(["up", "--api", "off"]) == 130
     assert capsys.readouterr().err == "error: interrupted [interrupted]\n"
     assert own_swarm_file().read() is None
+
+
+def test_what_cannot_be_an_address_is_an_error_of_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["chat", "--url", "http://10.0.0.7:747O"]) == 2
+    assert "http://10.0.0.7:747O is not an address (invalid port" in capsys.readouterr().err
