@@ -6,9 +6,9 @@ fewer threads are faster, and the governor finds that out by looking at the cloc
 
 import os
 import queue
+import statistics
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 
 import psutil
@@ -89,7 +89,7 @@ class Governor:
         """How many threads the next run of `size` (any key for runs of equal work) should use."""
         if len(self.choices) == 1:
             return self.choices[0]
-        known = self._sizes.setdefault(size, _Experience(self.choices[0]))
+        known = self._sizes.get(size) or self._first_of(size)
         if known.chosen == self.choices[0] and not known.on_trial:
             if not known.is_troubled(self):
                 return known.chosen
@@ -105,9 +105,15 @@ class Governor:
         known = self._sizes.get(size)
         return threads == 1 and (known is None or not known.on_trial)
 
+    def _first_of(self, size: int) -> "_Experience":
+        known = self._sizes[size] = _Experience(self.choices[0])
+        return known
+
     def _try(self, known: "_Experience") -> int:
         number = known.on_trial[0]
-        if known.runs[number] >= self._TRIALS:
+        if len(known.tried[number]) >= self._TRIALS:
+            # Not their average: one run that another program was in the way of would keep all threads, and trials away for long.
+            known.average[number] = statistics.median(known.tried[number])
             known.on_trial.pop(0)
             if not known.on_trial:
                 return self._conclude(known)
@@ -116,7 +122,6 @@ class Governor:
 
     def _conclude(self, known: "_Experience") -> int:
         known.chosen = min(known.average, key=lambda n: known.average[n])
-        known.runs.clear()
         known.looked_s = self._clock()
         if known.chosen == self.choices[0]:
             # All threads are still the fastest: what looked like trouble is how things are now. Ask more rarely.
@@ -138,7 +143,7 @@ class Governor:
     def record(self, size: int, threads: int, seconds: float, processor_s: float) -> None:
         """A run took `seconds`, in which all its threads together had `processor_s` of a processor."""
         if len(self.choices) > 1:
-            known = self._sizes.setdefault(size, _Experience(self.choices[0]))
+            known = self._sizes.get(size) or self._first_of(size)
             known.record(threads, seconds, processor_s / (threads * seconds) if seconds > 0 else 1.0, self._FORGET)
 
 
@@ -151,7 +156,7 @@ class _Experience:
         self.average: dict[int, float] = {}
         self.best: dict[int, float] = {}
         self.share = 1.0  # of the processors, with the chosen number
-        self.runs: Counter[int] = Counter()  # with each number on trial
+        self.tried: dict[int, list[float]] = {}  # how long each run took with a number on trial
         self.pause = Governor._FIRST_PAUSE // 2
         self.until_trial = 0  # runs
         self.looked_s = 0.0
@@ -164,6 +169,7 @@ class _Experience:
 
     def begin_trials(self, numbers: list[int]) -> None:
         self.on_trial = list(numbers)
+        self.tried = {number: [] for number in numbers}
         for number in numbers:
             self.average.pop(number, None)  # of times long past
 
@@ -179,7 +185,7 @@ class _Experience:
         if threads == self.chosen and not self.on_trial:
             self.share += forget * (min(share, 1.0) - self.share)
         if self.on_trial:
-            self.runs[threads] += 1
+            self.tried.setdefault(threads, []).append(seconds)
         else:
             self.until_trial = max(0, self.until_trial - 1)
 

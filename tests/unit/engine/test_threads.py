@@ -289,6 +289,18 @@ def test_all_threads_stay_where_they_are_fastest_though_they_wait_a_little() -> 
     assert used.count(2) >= 320
 
 
+def test_one_run_that_was_disturbed_does_not_decide_a_trial() -> None:
+    governor = Governor(2, lambda: 0.0, lambda: 0.0)
+    for _ in range(20):
+        governor.record(1, governor.choose(1), 1.0, 2.0)
+    while (threads := governor.choose(1)) == 2:
+        governor.record(1, threads, 1.6, 1.6)
+    for seconds in (3.0, 1.2, 1.2):
+        assert governor.choose(1) == 1
+        governor.record(1, 1, seconds, seconds)
+    assert [governor.choose(1) for _ in range(10)] == [1] * 10
+
+
 def test_sizes_are_judged_apart() -> None:
     machine = Machine()
     governor = governor_of(machine)
