@@ -111,6 +111,10 @@ class CpuEngine(ShardEngine):
         self._batch_address = int(self._batch.ctypes.data)
         self._row = self._decoder.hidden[:1]
         self._expected: _Expected | None = None
+        self._alone_size, self._alone_until_s = (
+            0,
+            0.0,
+        )  # work that is one thread's until then, without asking the governor
 
     @property
     def processor(self) -> str:
@@ -304,8 +308,12 @@ class CpuEngine(ShardEngine):
             run_alone(program.table_address, program.length, self._batch_address)
             return
         size = (rows << 24) | (program.length << 1) | kind  # what the governor compares: equal work only
+        if size == self._alone_size and time.monotonic() < self._alone_until_s:
+            run_alone(program.table_address, program.length, self._batch_address)
+            return
         threads = self._governor.choose(size)
         if self._governor.is_settled(size, threads):
+            self._alone_size, self._alone_until_s = size, self._governor.next_look_s(size)
             run_alone(program.table_address, program.length, self._batch_address)
             return
         start, used = time.perf_counter(), time.process_time()

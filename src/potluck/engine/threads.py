@@ -105,6 +105,11 @@ class Governor:
         known = self._sizes.get(size)
         return threads == 1 and (known is None or not known.on_trial)
 
+    def next_look_s(self, size: int) -> float:
+        """Until when, on its clock, runs of a size that is settled stay so."""
+        known = self._sizes.get(size)
+        return 0.0 if known is None else known.looked_s + self._LOOK_S
+
     def _first_of(self, size: int) -> "_Experience":
         known = self._sizes[size] = _Experience(self.choices[0])
         return known

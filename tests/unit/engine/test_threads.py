@@ -301,6 +301,22 @@ def test_one_run_that_was_disturbed_does_not_decide_a_trial() -> None:
     assert [governor.choose(1) for _ in range(10)] == [1] * 10
 
 
+def test_what_is_settled_stays_so_until_the_next_look_at_the_machine() -> None:
+    now = [100.0]
+    governor = Governor(2, lambda: 0.0, lambda: now[0])
+    assert governor.next_look_s(1) == 0.0
+    for _ in range(20):
+        governor.record(1, governor.choose(1), 1.0, 2.0)
+    while (threads := governor.choose(1)) == 2:
+        governor.record(1, threads, 1.6, 1.6)
+    while not governor.is_settled(1, governor.choose(1)):
+        governor.record(1, 1, 1.2, 1.2)
+    assert governor.next_look_s(1) == now[0] + Governor._LOOK_S
+    now[0] += 10.0
+    assert governor.choose(1) == 1  # it has looked, and nothing is idle
+    assert governor.next_look_s(1) == now[0] + Governor._LOOK_S
+
+
 def test_sizes_are_judged_apart() -> None:
     machine = Machine()
     governor = governor_of(machine)
