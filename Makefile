@@ -15,12 +15,12 @@ REAL_PROCESSES := tests $(addprefix --ignore=,tests/unit $(COMPUTING))
 .venv/run.stamp: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --upgrade pip
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cpu]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --build-constraint constraints.txt --editable '.[cpu]'
 	touch $@
 
 # Without compiling: most of what these packages bring is never imported, and what is gets compiled then.
 .venv/test.stamp: .venv/run.stamp
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[cpu,test]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --build-constraint constraints.txt --editable '.[cpu,test]'
 	touch $@
 
 # Browser tests need Chromium, tests with several hosts need `ip`. Whoever may install them does; elsewhere those tests skip loudly.

@@ -5,7 +5,7 @@ Real nodes over TLS. The head's own layers run in its own shard server, in its o
 
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -130,22 +130,28 @@ def test_every_topology_gives_the_tokens_of_the_unsplit_model(
 
 
 def test_boundaries_belong_to_the_session_and_not_to_the_topology(swarm: LocalSwarm, models_home: Path) -> None:
-    """Rounded before layers 2 and 5, whoever computes them: the same tokens everywhere, and others than without rounding."""
+    """Rounded before layers 2 and 5, whoever computes them: the same bits everywhere, and others than without either rounding."""
+    rounded = (Boundary(2, "int8"), Boundary(5, "fp16"))
 
-    async def answers() -> dict[str, list[int]]:
+    async def scores(
+        boundaries: tuple[Boundary, ...], names: Iterable[str]
+    ) -> dict[str, list[tuple[int, float | None]]]:
         found = {}
         async with coordinator(swarm, models_home) as (node, model):
-            request = msgspec.structs.replace(
-                model.request(PROMPT, GREEDY, COUNT), boundaries=(Boundary(2, "int8"), Boundary(5, "fp16"))
-            )
-            for name in TOPOLOGIES:
+            plain = model.request(PROMPT, SamplingParams(logprobs=1), COUNT)
+            request = msgspec.structs.replace(plain, boundaries=boundaries)
+            for name in names:
                 frames = await frames_of(node, request, params_of(node, swarm, name, True))
-                found[name] = calm(frames)
+                calm(frames)
+                found[name] = [(frame.token, frame.logprob) for frame in frames if isinstance(frame, TokenDelta)]
         return found
 
-    found = run(answers())
+    found = run(scores(rounded, TOPOLOGIES))
     expected = found["everything at home"]
-    assert {name: tokens for name, tokens in found.items() if tokens != expected} == {}
+    assert len(expected) == COUNT
+    assert {name: said for name, said in found.items() if said != expected} == {}
+    for fewer in ((), rounded[:1], rounded[1:]):  # a token need not change, but what it was chosen by does
+        assert run(scores(fewer, ["two remote shards"]))["two remote shards"] != expected, fewer
 
 
 @pytest.mark.parametrize(

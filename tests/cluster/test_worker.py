@@ -586,8 +586,10 @@ def test_a_stopped_worker_shows_no_sign_of_life_and_can_be_killed(run: Run, sett
             await asyncio.sleep(0.005)
         os.kill(client.process.pid, signal.SIGSTOP)
         await asyncio.sleep(0.05)
-        before = client.process.last_sign_of_life
+        asked_at = loop.time()
         client.process.send(Load(MIDDLE))  # work is outstanding, so pings go out by themselves
+        before = client.process.last_sign_of_life
+        assert before >= asked_at  # until then it had nothing to say: a healthy one is not frozen the moment it is asked
         await asyncio.sleep(0.35)
         assert client.process.last_sign_of_life == before
         start = loop.time()

@@ -72,8 +72,12 @@ from potluck.wire.messages import (
     Wanted,
     Wiring,
 )
+from potluck.wire.work import FromWorker, ToWorker
+from potluck.wire.work_frames import WorkDecoder, from_worker_decoder, to_worker_decoder
+from potluck.wire.work_frames import encode as encode_work
 from tests.support.swarm_records import KEYS, People, gossip, records, signed
 from tests.support.wire_messages import close, describe, opening, session_id, step
+from tests.support.work_messages import FROM_WORKER, TO_WORKER
 
 FRAMES = 10_000_000 if os.environ.get("POTLUCK_LONG") else 100_000
 MAX_SECONDS = 0.1
@@ -510,3 +514,64 @@ def test_a_members_rubbish_leaves_gossip_as_it_was() -> None:
     assert {each.node for each in node.adverts()} == {KEYS[1].node_id, KEYS[2].node_id}
     assert node.intake.asking.remembered <= MAX_REMEMBERED
     assert node.counters["forged"] > 0
+
+
+# ---------------------------------------------------------------- between a daemon and its worker
+
+WORK_HEADER_BYTES = 8  # bytes of the message, bytes of the body
+
+
+def test_every_message_to_and_from_a_worker_is_here() -> None:
+    assert {type(message) for message, _ in TO_WORKER} == set(get_args(ToWorker))
+    assert {type(message) for message, _ in FROM_WORKER} == set(get_args(FromWorker))
+
+
+def set_work_header(data: bytearray, chance: random.Random) -> None:
+    place = chance.choice((0, 4))
+    data[place : place + 4] = chance.choice(INTERESTING).to_bytes(4, "little")
+
+
+def plant_in_work(data: bytearray, chance: random.Random) -> None:
+    """Another msgpack value somewhere in the message; half the time with a length that fits, and then it has no body."""
+    value = chance.choice(MSGPACK)
+    place = chance.randrange(WORK_HEADER_BYTES, len(data))
+    data[place : place + len(value)] = value
+    if chance.random() < 0.5:
+        data[:8] = (len(data) - WORK_HEADER_BYTES).to_bytes(4, "little") + bytes(4)
+
+
+WORK_MUTATIONS: tuple[Mutation, ...] = (flip, set_byte, set_work_header, plant_in_work, plant_in_work, cut_out, insert)
+
+
+def work_is_understood(decoder: WorkDecoder[ToWorker] | WorkDecoder[FromWorker], data: bytes, size: int) -> bool:
+    """Fed in pieces of `size`, as a stream cuts them."""
+    try:
+        for place in range(0, len(data), size):
+            decoder.feed(data[place : place + size])
+    except ProtocolViolation:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("direction", ["to the worker", "from the worker"])
+def test_mutated_work_frames(direction: str) -> None:
+    """A broken worker must not break its daemon, nor take its time or memory."""
+    chance, refused, before = random.Random(f"work {direction}"), 0, peak_bytes()
+    messages = TO_WORKER if direction == "to the worker" else FROM_WORKER
+    frames = [b"".join(encode_work(message, body)) for message, body in messages]
+    for _ in range(FRAMES // 20):
+        data = bytearray(chance.choice(frames))
+        for _ in range(1 + chance.getrandbits(1)):
+            chance.choice(WORK_MUTATIONS)(data, chance)
+        good, size = chance.choice(frames), chance.choice((7, 64, 1 << 16))
+        decoder = to_worker_decoder() if messages is TO_WORKER else from_worker_decoder()
+        start = time.perf_counter()
+        try:
+            refused += not work_is_understood(decoder, bytes(data) + good, size)
+        except BaseException:
+            print(f"input: {data.hex()}, then {good.hex()}, in pieces of {size}")
+            raise
+        elapsed_s = time.perf_counter() - start
+        assert elapsed_s < MAX_SECONDS * 10, data.hex()  # the machine is shared
+    assert FRAMES // 20 * 0.3 < refused < FRAMES // 20  # the damage is neither idle nor always fatal
+    assert peak_bytes() - before < MAX_BYTES

@@ -139,10 +139,12 @@ def test_the_float32_reference_is_what_was_measured(
     smollm2_path: Path, windows: list[list[int]], our_log_probabilities: list[np.ndarray]
 ) -> None:
     reference = Float32Reference(smollm2_path)
-    for place in range(MEASURED_ANEW):
-        theirs = reference.log_probabilities(windows[place])
+    anew = [reference.log_probabilities(window) for window in windows[:MEASURED_ANEW]]
+    for place, theirs in enumerate(anew):
         assert theirs.sum() == pytest.approx(english_text.measured().reference[place], rel=1e-4)
         assert root_mean_square(our_log_probabilities[place] - theirs) < 0.12
+    if IS_LONG:
+        assert_same_perplexity(our_log_probabilities, anew, 0.005)
 
 
 def test_llama_cpp_is_what_was_measured(
@@ -150,11 +152,19 @@ def test_llama_cpp_is_what_was_measured(
 ) -> None:
     """Its bits depend on the processor, its perplexity hardly."""
     count = len(windows[0]) if IS_LONG else 256
-    for place in range(MEASURED_ANEW):
-        theirs = np.array(llama_cpp.log_probabilities(windows[place][:count]))
+    anew = [np.array(llama_cpp.log_probabilities(window[:count])) for window in windows[:MEASURED_ANEW]]
+    for place, theirs in enumerate(anew):
         assert root_mean_square(our_log_probabilities[place][: count - 1] - theirs) < 0.12
-        if count == len(windows[place]):
+        if IS_LONG:
             assert theirs.sum() == pytest.approx(english_text.measured().llama_cpp[place], rel=2e-3)
+    if IS_LONG:
+        assert_same_perplexity(our_log_probabilities, anew, 0.003)
+
+
+def assert_same_perplexity(ours: list[np.ndarray], theirs: list[np.ndarray], share: float) -> None:
+    """Of the whole text, both measured now."""
+    assert len(ours) == len(theirs) == MEASURED_ANEW
+    assert perplexity(np.concatenate(ours)) == pytest.approx(perplexity(np.concatenate(theirs)), rel=share)
 
 
 def root_mean_square(values: np.ndarray) -> float:

@@ -6,12 +6,13 @@ For each number of shards a swarm with two spares; each way to ask has an undist
 import random
 import statistics
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 
 from potluck.net.loop import run
-from potluck.testing.chaos import CONFIGURATIONS, Blow, ChaosHead, Configuration, RunOutcome, draw_blows
+from potluck.testing.chaos import CONFIGURATIONS, Blow, ChaosHead, Configuration, Hand, RunOutcome, deal
 from potluck.testing.local_swarm import LocalSwarm, split_plan
 
 Say = Callable[[str], None]
@@ -75,30 +76,33 @@ def bench_chaos(settings: ChaosSettings, say: Say) -> ChaosReport:
     """All runs, one swarm after the other. Every process that was started is gone afterwards, also after an error."""
     draw = random.Random(settings.seed)  # noqa: S311  # draws blows, not secrets
     runs: list[DisturbedRun] = []
-    for place, shards in enumerate(settings.shard_counts):
-        share = settings.kills * (place + 1) // len(settings.shard_counts) - len(runs)
-        if share == 0:
+    for shards, hands in deal(draw, _shares(settings), settings.configurations).items():
+        if not hands:
             continue
-        say(f"{shards} shards and {settings.spares} spares: {share} disturbed answers")
+        say(f"{shards} shards and {settings.spares} spares: {len(hands)} disturbed answers")
         plan = split_plan(settings.layer_count, shards, settings.spares)
         with LocalSwarm(settings.model, plan, settings.home) as swarm:
-            runs += run(disturbed_runs(settings, swarm, shards, share, draw, say))
+            runs += run(disturbed_runs(settings, swarm, shards, hands, draw, say))
     return summary(settings, runs)
 
 
+def _shares(settings: ChaosSettings) -> dict[int, int]:
+    """How many answers each number of shards gets, as equal as can be."""
+    edges = [settings.kills * i // len(settings.shard_counts) for i in range(len(settings.shard_counts) + 1)]
+    return {shards: stop - start for shards, (start, stop) in zip(settings.shard_counts, pairwise(edges), strict=True)}
+
+
 async def disturbed_runs(
-    settings: ChaosSettings, swarm: LocalSwarm, shards: int, count: int, draw: random.Random, say: Say
+    settings: ChaosSettings, swarm: LocalSwarm, shards: int, hands: Sequence[Hand], draw: random.Random, say: Say
 ) -> list[DisturbedRun]:
     prompt = [1 + draw.randrange(400) for _ in range(settings.prompt_tokens)]
     runs: list[DisturbedRun] = []
     async with ChaosHead.on(swarm, settings.model, prompt, settings.max_tokens) as head:
         await head.heal()
-        while len(runs) < count:
-            configuration = draw.choice(settings.configurations)
-            expected = await head.reference(configuration)
-            blows = tuple(draw_blows(draw, shards))
-            outcome = await head.disturbed(configuration, blows)
-            runs.append(DisturbedRun(shards, configuration, blows, outcome, outcome.said == expected.said))
+        for hand in hands:
+            expected = await head.reference(hand.configuration)
+            outcome = await head.disturbed(hand.configuration, hand.blows)
+            runs.append(DisturbedRun(shards, hand.configuration, hand.blows, outcome, outcome.said == expected.said))
             say(told(runs[-1]))
             await head.heal()
     return runs

@@ -12,6 +12,7 @@ from potluck.cli.console import (
     notice,
     one_line,
     print_json,
+    require_utf8,
     shown_bytes,
     shown_count,
 )
@@ -50,6 +51,7 @@ def pull(
     """Bring a model into the store; an interrupted pull goes on where it stopped."""
     from potluck.weights.pull import Puller
 
+    require_utf8(source, "the model's name or path")
     progress = make_progress(as_json)
     try:
         pulled = Puller(open_store(), progress).pull(source, name, is_linked=link)

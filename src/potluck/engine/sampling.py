@@ -76,7 +76,7 @@ def adjust(
 
 
 def _penalise_repetition(logits: Floats, params: SamplingParams, seen: npt.NDArray[np.int64]) -> None:
-    penalty = np.float32(params.repetition_penalty)
+    penalty = max(np.float32(params.repetition_penalty), np.finfo(np.float32).tiny)  # 0 times -inf would be no number
     values = logits[seen]
     with np.errstate(
         divide="ignore", over="ignore", invalid="ignore"

@@ -22,6 +22,7 @@ from potluck.wire.messages import BulkLink, Message
 
 _LOG = logging.getLogger(__name__)
 DIAL_TIMEOUT_S = 3.0
+_SETTLED_S = 2 * DIAL_TIMEOUT_S  # when both have long known that they are linked
 _MAX_WAITING = 256  # messages to a node that is being dialled
 MAX_DIALS = (
     128  # at a time, two of the longest pipelines: each takes a file handle, and any head may name hops without end
@@ -46,7 +47,8 @@ class PeerLinks:
         self._node, self._transport, self._may_link = node, transport, may_link
         self._on_message, self._on_lost = on_message, on_lost
         self._bulk = bulk
-        self._links: dict[bytes, list[Link]] = {}
+        self._links: dict[bytes, list[Link]] = {}  # what is sent goes over the last one
+        self._in_use_since_s: dict[bytes, float] = {}  # that one, of every node with a link
         self._bulk_links: dict[bytes, list[Link]] = {}  # opened by the other side
         self._waiting: dict[bytes, list[tuple[Message, bytes]]] = {}
         self._dials: set[asyncio.Task[None]] = set()  # a few of them for nodes for which nothing waits any more
@@ -82,6 +84,7 @@ class PeerLinks:
             self.on_lost(bulk, reason)
             bulk.abort()
         links = self._links.pop(node, [])
+        self._in_use_since_s.pop(node, None)
         if links and farewell is not None:
             self._send_on(links[-1], farewell, b"")
         for link in links:
@@ -165,10 +168,20 @@ class PeerLinks:
             if not self._may_link(link.peer):
                 link.abort()
                 return False
-            self._links[link.peer] = [*links, link]
+            self._links[link.peer] = self._in_line(link, links)
         for message, body in self._waiting.pop(link.peer, ()):
             self._send_on(link, message, body)
         return True
+
+    def _in_line(self, link: Link, others: list[Link]) -> list[Link]:
+        """The last one is sent on. Two nodes may dial each other in the same moment, and what is on its way must keep its order;
+        later on, whoever dials again has lost the link that there was.
+        """
+        now_s = asyncio.get_running_loop().time()
+        if others and now_s - self._in_use_since_s[link.peer] < _SETTLED_S:
+            return [link, *others]
+        self._in_use_since_s[link.peer] = now_s
+        return [*others, link]
 
     def _own(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -206,7 +219,7 @@ class PeerLinks:
         if link in links:
             links.remove(link)
             if not links:
-                del self._links[link.peer]
+                del self._links[link.peer], self._in_use_since_s[link.peer]
             self._on_lost(link.peer, reason)
         return None
 
@@ -220,6 +233,6 @@ class PeerLinks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         groups = [*self._links.values(), *self._bulk_links.values()]
-        self._links, self._bulk_links = {}, {}
+        self._links, self._bulk_links, self._in_use_since_s = {}, {}, {}
         for link in [link for group in groups for link in group]:
             link.close()

@@ -31,6 +31,7 @@ from potluck.weights.manifest import Manifest, decode_manifest, tokenizer_sha256
 from potluck.weights.partial_model import read_manifest, sound_units
 from potluck.weights.random_checkpoint import open_random
 from potluck.weights.store import ModelStore
+from potluck.weights.tokenizer_rules import check_spec
 from potluck.weights.units import held_of, ranges_of, shown_units, stage_units, unit_of
 from potluck.wire.messages import Stage
 from potluck.wire.worker_settings import WorkerSettings
@@ -244,7 +245,7 @@ def serve(node: Node, model: StoredModel, stage: Stage, settings: ServingSetting
 
 
 def check_tokenizer(manifest_data: bytes, tokenizer_data: bytes, expected: str) -> tuple[Manifest, TokenizerSpec]:
-    """What a shard sent, if it is what the model's hash covers; WeightsMismatch otherwise."""
+    """What a shard sent, if it is what the model's hash covers; WeightsMismatch otherwise. BadModelFile where nobody could use it."""
     manifest = decode_manifest(manifest_data)
     if weights_sha256(manifest) != expected:
         raise WeightsMismatch("a shard sent the manifest of another model")
@@ -254,4 +255,4 @@ def check_tokenizer(manifest_data: bytes, tokenizer_data: bytes, expected: str) 
         raise WeightsMismatch("a shard sent something else than a tokenizer") from None
     if tokenizer_sha256(spec) != manifest.tokenizer_sha256:
         raise WeightsMismatch("a shard sent a tokenizer that its manifest does not cover")
-    return manifest, spec
+    return manifest, check_spec(spec, "the model's tokenizer")

@@ -217,6 +217,9 @@ class ShardCore:
         if step.position < session.length_in:
             self.counters["duplicate_step"] += 1
             return
+        if session.is_faulty:
+            self.counters["after_a_fault"] += 1  # its head has been told, and decides who goes
+            return
         if step.is_rehearsal:
             self.rehearsals.take(session, step, body, self.settings.max_waiting)
             return
@@ -312,18 +315,25 @@ class ShardCore:
         if running.cuts != session.cuts:
             return  # a rewire or truncation came in between; the worker has cut off what this added
         if output.code:
-            previous = session.wiring.previous
-            culprit = previous.node if previous is not None else session.head
-            self.counters[output.code] += 1
-            self._effects.fault(
-                session, output.code, output.message, culprit if output.code == "shard_corruption" else self.node
-            )
+            self._on_failed_step(session, output)
             return
         session.length_out = step.position + step.count
         self.observe(now_s - running.arrived_s)
         queue_us = max(0, int((now_s - running.arrived_s) * 1e6) - compute_us)
         spent = (*step.spent[: MAX_STAGES - 1], Spent(compute_us, queue_us))
         self._passing_on.pass_on(session, step, output, body, spent, now_s)
+
+    def _on_failed_step(self, session: ShardSession, output: WorkOutput) -> None:
+        """Its head learns of it once. What waits would fail as well, for want of this step, and look like this shard's own fault."""
+        session.is_faulty = True
+        session.waiting.clear()
+        self._batches.drop(session.id)
+        previous = session.wiring.previous
+        culprit = previous.node if previous is not None else session.head
+        self.counters[output.code] += 1
+        self._effects.fault(
+            session, output.code, output.message, culprit if output.code == "shard_corruption" else self.node
+        )
 
     # ------------------------------------------------------------ a new epoch
 
@@ -343,11 +353,13 @@ class ShardCore:
             self.counters["stale_epoch"] += 1
             return
         session.passed_on = min(session.passed_on, message.length)  # whoever follows is cut back as well
+        session.held_token = None
         self._cut(session, min(message.length, session.length_out))
 
     def _cut(self, session: ShardSession, length: int) -> None:
         """Back to `length` positions. The worker does things in order, so whatever it is computing is cut off as well."""
         session.waiting.clear()
+        session.is_faulty = False
         session.cuts += 1
         self._batches.drop(session.id)
         session.length_in = session.length_out = length

@@ -47,8 +47,9 @@ class Residency:
         return self._take_postponed()
 
     def failed(self) -> list[ShardSession]:
-        """Gives those who have waited in vain."""
+        """Gives those who have waited in vain. A worker without weights would only take memory."""
         self.is_loading = False
+        self._effects.work(Unload(self._stage))
         return self._take_postponed()
 
     def lost(self) -> None:

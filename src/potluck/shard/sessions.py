@@ -46,6 +46,7 @@ class ShardSession:
     length_out: int = 0
     waiting: deque[Waiting] = field(default_factory=deque)
     is_running: bool = False
+    is_faulty: bool = False  # a step could not be computed, so none after it can, until it is cut back
     cuts: int = 0  # how often it was cut back; what was computed before the last time is void
     credits: int = 0
     held_token: Waiting | None = None  # chosen, and waiting for the ring's credit

@@ -71,7 +71,7 @@ def _spawn(settings: WorkerSettings, theirs: socket.socket) -> "subprocess.Popen
 class WorkerProcess(asyncio.Protocol):
     """One process and its stream. `on_lost` is called once, unless `stop` came first; nothing is called after it.
 
-    `last_sign_of_life` is on the loop's clock. While answers are owed it is kept fresh by pings.
+    `last_sign_of_life` is on the loop's clock. While answers are owed it is kept fresh by pings; silence before that means nothing.
     """
 
     def __init__(self, on_message: OnMessage, on_lost: OnLost, patience_s: float = FROZEN_AFTER_S) -> None:
@@ -155,6 +155,8 @@ class WorkerProcess(asyncio.Protocol):
             return
         self._transport.writelines(encode(message, *parts))
         if isinstance(message, RunBatch | Load | OpenSession):
+            if self._answers_owed == 0:
+                self.last_sign_of_life = self._loop.time()
             self._answers_owed += 1
             self._is_loading = self._is_loading or isinstance(message, Load)
             if self._ping_timer is None:

@@ -8,9 +8,9 @@ import contextlib
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -30,6 +30,9 @@ from potluck.wire.messages import Codec, Describe, Described
 
 Moment = Literal["prefill", "decode", "recovery"]
 Target = Literal["worker", "daemon"]
+How = Literal["kill", "stop"]
+_When = Literal["recovery", "at once"]
+_Card = TypeVar("_Card")
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 _HEALED_WITHIN_S = 60.0
 _LOOK_S = 0.05
@@ -64,7 +67,7 @@ class Blow(msgspec.Struct, frozen=True):
     moment: Moment
     place: int
     target: Target
-    how: Literal["kill", "stop"]
+    how: How
     at: float
 
     @property
@@ -86,26 +89,72 @@ class RunOutcome:
     def tokens(self) -> list[int]:
         return [frame.token for frame in self.said if isinstance(frame, TokenDelta)]
 
-
-def draw_blows(draw: random.Random, stages: int) -> list[Blow]:
-    """One blow; sometimes two at once, or a second one while the first is being recovered from."""
-    moment: Moment = draw.choice(["prefill", "decode", "decode"])
-    first = _blow(draw, moment, stages)
-    chance = draw.random()
-    if chance < 0.2:  # two at once
-        return [
-            first,
-            msgspec.structs.replace(_blow(draw, moment, stages), place=(first.place + 1) % stages, at=first.at),
-        ]
-    if chance < 0.4:
-        return [first, _blow(draw, "recovery", stages)]
-    return [first]
+    def has_felt(self, blows: Sequence[Blow]) -> bool:
+        """Whether each of them struck in its moment, and the answer did not end before somebody was missed."""
+        return set(self.struck) == set(blows) and bool(self.lost)
 
 
-def _blow(draw: random.Random, moment: Moment, stages: int) -> Blow:
-    return Blow(
-        moment, draw.randrange(stages), draw.choice(["worker", "daemon"]), draw.choice(["kill", "kill", "stop"]), draw.random()
-    )  # fmt: skip
+# ---------------------------------------------------------------- dealing: few runs, and yet something of everything
+
+_TARGETS: tuple[Target, ...] = ("worker", "daemon")
+_HOW: tuple[How, ...] = ("kill", "stop")
+_MOMENTS: tuple[Moment, ...] = ("prefill", "decode")
+_FIRST = tuple(
+    (moment, target, how)
+    for moment in _MOMENTS
+    for target in _TARGETS
+    for how in (*_HOW, "kill")  # what is stopped takes longest to be missed
+)
+_WHEN: tuple[_When, ...] = ("recovery", "at once")
+_SECOND = (*((when, target, how) for when in _WHEN for target in _TARGETS for how in _HOW), *[None] * 10)
+
+
+class Hand(msgspec.Struct, frozen=True):
+    """An answer to be disturbed: how it is asked for, who is hit and when."""
+
+    configuration: Configuration
+    blows: tuple[Blow, ...]
+
+    def earlier(self) -> "Hand":
+        """The same, sooner: for an answer that was over before it felt all blows."""
+        sooner = tuple(msgspec.structs.replace(blow, at=blow.at / 2) for blow in self.blows)
+        return msgspec.structs.replace(self, blows=sooner)
+
+
+def deal(
+    draw: random.Random, counts: Mapping[int, int], configurations: Sequence[Configuration] = CONFIGURATIONS
+) -> dict[int, list[Hand]]:
+    """As many hands for each number of shards as `counts` says, from shuffled decks; single draws would leave some kinds out.
+
+    In 18 hands every kind of blow comes in every moment, and every configuration is asked for; in as many as a pipeline has
+    stages, each of them is hit.
+    """
+    total = sum(counts.values())
+    firsts, seconds = _dealt(draw, _FIRST, total), _dealt(draw, _SECOND, total)
+    ways = _dealt(draw, configurations, total)
+    hands: dict[int, list[Hand]] = {}
+    for shards, count in counts.items():
+        hands[shards] = []
+        for place in _dealt(draw, range(shards), count):
+            moment, target, how = next(firsts)
+            first = Blow(moment, place, target, how, draw.random())
+            hands[shards].append(Hand(next(ways), (first, *_after(draw, first, next(seconds), shards))))
+    return hands
+
+
+def _dealt(draw: random.Random, cards: Sequence[_Card], count: int) -> Iterator[_Card]:
+    """Whole decks one after the other: each card comes as often as any other, to within one."""
+    decks = [card for _ in range(0, count, len(cards)) for card in draw.sample(cards, len(cards))]
+    return iter(decks[:count])
+
+
+def _after(draw: random.Random, first: Blow, card: tuple[_When, Target, How] | None, stages: int) -> tuple[Blow, ...]:
+    """The second blow, where there is one. It falls on another stage: who lies down already would not feel it."""
+    if card is None:
+        return ()
+    when, target, how = card
+    place = (first.place + 1 + draw.randrange(stages - 1)) % stages
+    return (Blow(first.moment if when == "at once" else when, place, target, how, first.at),)
 
 
 class ChaosHead:
@@ -220,7 +269,8 @@ class ChaosHead:
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, _SIGNALS[blow.how])
-            outcome.struck.append(blow)
+            is_late = blow.moment == "prefill" and bool(outcome.tokens)  # prompts are read sooner one time than another
+            outcome.struck.append(msgspec.structs.replace(blow, moment="decode") if is_late else blow)
             if blow.how == "stop":
                 self._stopped.add(pid)
 

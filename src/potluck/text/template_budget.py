@@ -18,6 +18,8 @@ MAX_DEPTH = 64
 _MAX_INTEGER_BITS = 64  # beyond, numbers can be chosen to collide in hash tables
 _MAX_WIDTH = 999
 _MAX_PATTERN_LENGTH = 64
+_LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # as str.splitlines has them
+_LINE_OVERHEAD = 64  # of a Python string
 _ENTRY_UNITS = 16
 _STEPS_PER_CLOCK = 64
 _BIG_UNITS = 4096
@@ -129,6 +131,12 @@ def check_brace_format(template: str, values: object) -> None:
 def check_replacement(text: str, old: str, new: str) -> None:
     """Before text.replace(old, new)."""
     _limited(len(text) + text.count(old) * len(new))
+
+
+def check_indenting(text: str, width: int) -> None:
+    """Before every line of a text is moved to the right: each is a text of its own meanwhile."""
+    lines = sum(map(text.count, _LINE_ENDS))
+    _limited(len(text) + lines * (width + _LINE_OVERHEAD))
 
 
 def check_joining(separator: str, parts: list[object]) -> None:

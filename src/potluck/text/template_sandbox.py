@@ -28,6 +28,7 @@ from potluck.core.errors import BadTemplate
 from potluck.text.template_budget import (
     Budget,
     check_brace_format,
+    check_indenting,
     check_joining,
     check_pattern,
     check_percent_format,
@@ -263,7 +264,7 @@ def _trim(text: object, chars: str | None = None) -> str:
 
 def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
     check_width(width)
-    check_replacement(text, "\n", width if isinstance(width, str) else " " * width)
+    check_indenting(text, len(width) if isinstance(width, str) else width)
     return str(FILTERS["indent"](text, width, first, blank))
 
 

@@ -15,6 +15,7 @@ from potluck.core.tokenizer_spec import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, 
 from potluck.text.byte_characters import bytes_to_characters, characters_to_bytes
 from potluck.text.pair_merging import merge_pairs
 from potluck.text.special_tokens import SpecialTokens
+from potluck.weights.tokenizer_rules import compiled_pattern
 
 _SPACE = "\u2581"
 _CACHED_WORDS = 32_768
@@ -248,10 +249,7 @@ class _Splitter:
 
     def __init__(self, patterns: Iterable[str], limit_s: float) -> None:
         self._limit_s = limit_s
-        try:
-            self._patterns = [regex.compile(pattern) for pattern in patterns]
-        except (regex.error, RecursionError, OverflowError) as error:
-            raise BadModelFile("tokenizer", "split_patterns", f"cannot be compiled: {error}") from error
+        self._patterns = [compiled_pattern(pattern, "tokenizer") for pattern in patterns]
 
     def split(self, text: str) -> list[str]:
         pieces = [text]

@@ -53,6 +53,8 @@ class Fields:
         value = self._required(key, default)
         if not isinstance(value, str):
             raise self.bad(key, f"{shown(value)} is not a text")
+        if any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise self.bad(key, f"{shown(value)} is not valid Unicode")
         return value
 
     def section(self, key: str) -> "Fields | None":

@@ -118,7 +118,7 @@ def _vocabulary_size(gguf: GgufFile) -> int:
 def _attention_scale(family: Family, layer_count: int, hidden_size: int, head_count: int, head_size: int) -> float:
     # The file does not hold the query's scale; only the 27B models depart from the usual one.
     if layer_count == _LAYERS_OF_27B.get(family.name):
-        return 1.0 / math.sqrt(hidden_size // head_count)
+        return 1.0 / math.sqrt(max(1, hidden_size // head_count))
     return 1.0 / math.sqrt(head_size)
 
 

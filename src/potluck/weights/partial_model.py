@@ -31,6 +31,7 @@ from potluck.weights.manifest import (
 )
 from potluck.weights.mapped_file import MappedFile
 from potluck.weights.progress import Progress, Silence
+from potluck.weights.tokenizer_rules import check_spec
 from potluck.weights.units import Held, MissingChunk, Place, Unit, cut_into_units, held_of, shown_units, unit_of
 
 MANIFEST_NAME = "manifest.json"
@@ -74,14 +75,14 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def decode_tokenizer(data: bytes, manifest: Manifest, source: object) -> TokenizerSpec | None:
-    """A tokenizer from anybody, if the manifest covers it. Raises WeightsMismatch."""
+    """A tokenizer from anybody, if the manifest covers it. Raises WeightsMismatch, and BadModelFile where it is of no use."""
     try:
         spec = msgspec.json.decode(data, type=TokenizerSpec | None)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise WeightsMismatch(f"{source} is something else than a tokenizer") from None
     if tokenizer_sha256(spec) != manifest.tokenizer_sha256:
         raise WeightsMismatch(f"{source} is a tokenizer that the manifest does not cover")
-    return spec
+    return None if spec is None else check_spec(spec, str(source))
 
 
 def read_tokenizer(folder: Path, manifest: Manifest) -> TokenizerSpec | None:

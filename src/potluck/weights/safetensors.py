@@ -94,7 +94,7 @@ def plain_file(folder: Path, name: str) -> Path:
     path = folder / name
     try:
         # A link within the folder is harmless; one that leads out could read anything the user can.
-        is_inside = path.resolve(strict=True).parent == folder.resolve(strict=True)
+        is_inside = path.resolve(strict=True).parent in _homes(folder.resolve(strict=True))
         is_regular = stat.S_ISREG(path.stat().st_mode)
     except (OSError, RuntimeError, ValueError):
         raise BadModelFile(folder, shown_name(name), "this file is missing") from None
@@ -103,6 +103,11 @@ def plain_file(folder: Path, name: str) -> Path:
     if not is_regular:
         raise BadModelFile(folder, name, "is not a regular file")
     return path
+
+
+def _homes(folder: Path) -> tuple[Path, ...]:
+    """Where a folder's files may lie. In the cache of Hugging Face's own tools a snapshot is links to the blobs beside it."""
+    return (folder, folder.parent.parent / "blobs") if folder.parent.name == "snapshots" else (folder,)
 
 
 def _header_length(mapped: MappedFile) -> int:
@@ -121,7 +126,9 @@ def _tensor(mapped: MappedFile, name: str, value: object, data_start: int) -> So
     try:
         header = msgspec.convert(value, _Header)
     except msgspec.ValidationError as error:
-        raise BadModelFile(mapped.path, field, str(error)) from None
+        raise BadModelFile(mapped.path, field, shown(str(error), 200)) from None
+    except UnicodeEncodeError:
+        raise BadModelFile(mapped.path, field, "has text that is not valid Unicode") from None
     if header.dtype not in _ELEMENT_BYTES:
         raise UnknownFormat(mapped.path, field, f"format {shown(header.dtype)} is not supported; known: F32, F16, BF16")
     start, stop = header.data_offsets

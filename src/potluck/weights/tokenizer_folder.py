@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal, NoReturn, TypeVar
 
 import msgspec
-import regex
 
 from potluck.core.errors import BadModelFile
 from potluck.core.tokenizer_spec import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, TokenizerSpec
@@ -18,13 +17,14 @@ from potluck.weights.tokenizer_rules import (
     MAX_TEMPLATE_LENGTH,
     MAX_TOKENS,
     check_spec,
+    compiled_pattern,
     end_ids,
     is_byte_token,
 )
 
 _MAX_TOKENIZER_BYTES = 1 << 27
 _MAX_CONFIG_BYTES = 1 << 24
-_MAX_PATTERN_LENGTH = 4096
+_MAX_UNNAMED = 1 << 16  # ids without a token; authors round up by some hundred
 _SPACE = "\u2581"
 _SPLIT_AT_SPACES = f"{_SPACE}[^{_SPACE}]*|[^{_SPACE}]+"
 
@@ -171,9 +171,13 @@ class _Reader:
             by_id[token.id] = token.content
         lowest, highest = min(by_id, default=0), max(by_id, default=-1)
         if lowest < 0 or highest >= MAX_TOKENS:
-            self._refuse("model.vocab", f"ids {lowest} to {highest} are not between 0 and {MAX_TOKENS - 1}")
+            self._refuse(
+                "model.vocab", f"ids {shown(lowest)} to {shown(highest)} are not between 0 and {MAX_TOKENS - 1}"
+            )
         # Models have more rows than tokens where their authors rounded up; such an id must still be one we can decode.
         count = max(highest + 1, min(MAX_TOKENS, self._configured_size()))
+        if count - len(by_id) > _MAX_UNNAMED:
+            self._refuse("model.vocab", f"has {len(by_id)} tokens for {count} ids")
         return [by_id.get(token_id) or f"[PAD{token_id}]" for token_id in range(count)]
 
     def _configured_size(self) -> int:
@@ -298,12 +302,9 @@ class _Cutting:
         keeps_matches = part.behavior == "Isolated" or (part.behavior == "Removed" and part.invert)
         text = pattern.get("Regex", "")
         # && means an intersection to Hugging Face's engine and something else to ours.
-        if not keeps_matches or not 0 < len(text) <= _MAX_PATTERN_LENGTH or "&&" in text:
+        if not keeps_matches or not text or "&&" in text:
             self._refuse("pre_tokenizer", f"Split by {shown(text)} ({shown(part.behavior)}) is not supported")
-        try:
-            regex.compile(text)
-        except (regex.error, RecursionError, OverflowError) as error:
-            self._refuse("pre_tokenizer", f"pattern {shown(text)} is not valid: {shown(str(error))}")
+        compiled_pattern(text, self._path)
         self.patterns.append(text)
 
     def _metaspace(self, part: _Part) -> None:
@@ -342,7 +343,7 @@ def _model(path: Path, raw: msgspec.Raw) -> _Model:
 
 def _checked_id(token_id: int, count: int, file: Path) -> int:
     if not 0 <= token_id < count:
-        raise BadModelFile(file, "eos_token_id", f"{token_id} is not between 0 and {count - 1}")
+        raise BadModelFile(file, "eos_token_id", f"{shown(token_id)} is not between 0 and {count - 1}")
     return token_id
 
 
@@ -364,7 +365,7 @@ def _parsed(path: Path, field: str, data: bytes, kind: type[_Decoded]) -> _Decod
 def _bounded(path: Path, limit_bytes: int) -> bytes:
     try:
         with path.open("rb") as file:
-            data = file.read(limit_bytes + 1)
+            data = file.read(min(path.stat().st_size, limit_bytes) + 1)  # takes memory for all that it may read
     except OSError as error:
         raise BadModelFile(path, "file", f"cannot be read: {error}") from error
     if len(data) > limit_bytes:

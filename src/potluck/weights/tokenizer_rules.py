@@ -3,17 +3,25 @@
 Shared by the readers of both formats; reads no file itself.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import regex
+
 from potluck.core.errors import BadModelFile
 from potluck.core.tokenizer_spec import BYTE, CONTROL, TokenizerSpec
+from potluck.weights.source_tensor import shown
 
 MAX_TOKENS = 1 << 21
 MAX_MERGES = 1 << 22
 MAX_TOKEN_LENGTH = 1 << 16
 MAX_TEMPLATE_LENGTH = 1 << 17
+_MAX_PATTERN_LENGTH = 4096
+_MAX_LEAST_COUNT = 1000  # what a pattern asks for at least so many times is compiled as often
+_LEAST_COUNTS = regex.compile(r"\{(\d+)")
+_RECURSION = regex.compile(r"\(\?(?:R|\d|&|P>|P&)")  # without end, it fills the memory before any time is over
 
 
 class PreTokenizer(NamedTuple):
@@ -93,10 +101,11 @@ def end_ids(tokens: Sequence[str], kinds: Sequence[int], named: Iterable[int | N
     return tuple(found)
 
 
-def check_spec(spec: TokenizerSpec, file: Path) -> TokenizerSpec:
-    """What holds for every vocabulary, whichever file it came from; raises BadModelFile."""
+def check_spec(spec: TokenizerSpec, file: Path | str) -> TokenizerSpec:
+    """What holds for every vocabulary, whichever file or peer it came from; raises BadModelFile."""
     if not 0 < len(spec.tokens) <= MAX_TOKENS:
         raise BadModelFile(file, "tokens", f"{len(spec.tokens)} tokens; between 1 and {MAX_TOKENS} are possible")
+    _check_shape(spec, file)
     # Where bytes of a token were no text the reader left U+FFFD, and such tokens may look alike.
     readable = [token for token in spec.tokens if "\ufffd" not in token]
     if len(set(readable)) != len(readable):
@@ -112,7 +121,37 @@ def check_spec(spec: TokenizerSpec, file: Path) -> TokenizerSpec:
         raise BadModelFile(file, "bos_token_id", "is missing, although the model wants it before every text")
     if spec.chat_template is not None and len(spec.chat_template) > MAX_TEMPLATE_LENGTH:
         raise BadModelFile(file, "chat_template", f"is longer than {MAX_TEMPLATE_LENGTH} characters")
+    for pattern in spec.split_patterns:
+        compiled_pattern(pattern, file)
     return spec
+
+
+def _check_shape(spec: TokenizerSpec, file: Path | str) -> None:
+    """Every token has its kind and, where there are any, its score; every id is a token's."""
+    count = len(spec.tokens)
+    if len(spec.kinds) != count:
+        raise BadModelFile(file, "token kinds", f"{len(spec.kinds)} for {count} tokens")
+    needs_scores = spec.algorithm == "sentencepiece" and not spec.merges
+    if len(spec.scores) != count and (spec.scores or needs_scores):
+        raise BadModelFile(file, "scores", f"{len(spec.scores)} for {count} tokens")
+    if len(spec.merges) > MAX_MERGES:
+        raise BadModelFile(file, "merges", f"more than {MAX_MERGES} merges")
+    named = (spec.bos_id, spec.unknown_id, *spec.eos_ids, *spec.strips_left, *spec.strips_right)
+    for token_id in named:
+        if token_id is not None and not 0 <= token_id < count:
+            raise BadModelFile(file, "special tokens", f"{token_id} is not between 0 and {count - 1}")
+
+
+def compiled_pattern(pattern: str, file: Path | str) -> "regex.Pattern[str]":
+    """A pattern by which text is split, from a file or a peer: refused before the compiler takes gigabytes for it."""
+    least = math.prod(int(count.lstrip("0")[:9] or 1) for count in _LEAST_COUNTS.findall("".join(pattern.split())))
+    if len(pattern) > _MAX_PATTERN_LENGTH or least > _MAX_LEAST_COUNT or _RECURSION.search(pattern):
+        raise BadModelFile(file, "split_patterns", f"{shown(pattern)} is too long, repeats too much, or calls itself")
+    try:
+        return regex.compile(pattern)
+    except (regex.error, ValueError, RecursionError, OverflowError) as error:
+        problem = f"{shown(pattern)} cannot be compiled: {shown(str(error))}"
+        raise BadModelFile(file, "split_patterns", problem) from None
 
 
 def is_byte_token(token: str) -> bool:
@@ -126,7 +165,7 @@ def _byte_of(token: str) -> int | None:
     return int(digits, 16) if all(digit in "0123456789ABCDEFabcdef" for digit in digits) else None
 
 
-def _check_unicode(field: str, texts: Sequence[str], file: Path) -> None:
+def _check_unicode(field: str, texts: Sequence[str], file: Path | str) -> None:
     try:
         for text in texts:
             text.encode("utf-8")

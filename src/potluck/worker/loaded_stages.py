@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from potluck.core.errors import BadRequest
 from potluck.core.layers import LayerRange
+from potluck.core.processors import usable_cores
 from potluck.core.sampling_params import SamplingParams
 from potluck.engine.factory import build_engine
 from potluck.engine.sampling import choose, not_numbers
@@ -142,7 +143,7 @@ class LoadedStages:
             layers=layers_of(stage),
             has_embedding=stage.has_embedding,
             has_output=stage.has_output,
-            threads=self._settings.threads,
+            threads=min(self._settings.threads, usable_cores()),  # more would wait for each other
             kv_budget_bytes=self._settings.kv_budget_bytes,
             cache_folder=None if folder is None else Path(folder),
             source=self._settings.source,

@@ -64,7 +64,7 @@ class LocalModel:
         self.timing: Timing | None = None
         self._grammars: GrammarCompiler | None = None
         settings = EngineSettings(
-            layers=LayerRange(0, self.facts.layer_count), threads=threads or usable_cores(), source=source,
+            layers=LayerRange(0, self.facts.layer_count), threads=min(threads or usable_cores(), usable_cores()), source=source,
             cache_folder=cache_folder, kv_budget_bytes=_KV_BUDGET_BYTES,
         )  # fmt: skip
         self.engine = CpuEngine(checkpoint, settings, notice)

@@ -1,11 +1,13 @@
-"""The chaos benchmark's own arithmetic: what is drawn, and what is reported."""
+"""The chaos benchmark's own arithmetic: what is dealt, and what is reported."""
 
 import random
 
 import msgspec
+import pytest
 
 from potluck.bench.chaos import ChaosSettings, DisturbedRun, _quantile, kind_of, summary
-from potluck.testing.chaos import CONFIGURATIONS, Blow, RunOutcome, draw_blows
+from potluck.testing.chaos import CONFIGURATIONS, Blow, RunOutcome, deal
+from tests.support.chaos_runs import DEFAULT_COUNTS, LONG_COUNTS, SEED
 
 SETTINGS = ChaosSettings(model="m", layer_count=8)
 KILL, STOP = Blow("decode", 0, "worker", "kill", 0.5), Blow("prefill", 1, "daemon", "stop", 0.1)
@@ -16,24 +18,40 @@ def disturbed(pauses: list[float], struck: list[Blow], is_identical: bool = True
     return DisturbedRun(2, CONFIGURATIONS[0], tuple(struck), outcome, is_identical)
 
 
-def test_every_kind_of_blow_is_drawn() -> None:
-    draw = random.Random(1)
-    drawn = [draw_blows(draw, 3) for _ in range(300)]
-    blows = [blow for group in drawn for blow in group]
-    assert {blow.moment for blow in blows} == {"prefill", "decode", "recovery"}
-    assert {(blow.target, blow.how) for blow in blows} == {
-        (t, h) for t in ("worker", "daemon") for h in ("kill", "stop")
+@pytest.mark.parametrize("counts", [DEFAULT_COUNTS, LONG_COUNTS])
+@pytest.mark.parametrize("seed", [SEED, *range(20)])
+def test_what_is_dealt_to_the_tests_has_everything_that_was_promised(seed: int, counts: dict[int, int]) -> None:
+    """Issue 3, what it must show, 1: whatever the seed, and in the short run too."""
+    dealt = deal(random.Random(seed), counts)
+    assert {shards: len(hands) for shards, hands in dealt.items()} == counts
+    hands = [hand for group in dealt.values() for hand in group]
+    assert {(blow.how, blow.target, blow.moment) for hand in hands for blow in hand.blows} == {
+        (how, target, moment)
+        for how in ("kill", "stop")
+        for target in ("worker", "daemon")
+        for moment in ("prefill", "decode", "recovery")
     }
-    assert {blow.place for blow in blows} == {0, 1, 2}
-    assert {len(group) for group in drawn} == {1, 2}
-    at_once = [group for group in drawn if len(group) == 2 and group[1].moment != "recovery"]
-    assert all(a.place != b.place and a.at == b.at for a, b in at_once)
-    assert len(CONFIGURATIONS) == 8
+    assert {(shards, hand.blows[0].place) for shards, group in dealt.items() for hand in group} == {
+        (shards, place) for shards in (2, 3, 4) for place in range(shards)
+    }
+    assert {hand.configuration for hand in hands} == set(CONFIGURATIONS)
+    pairs = [hand.blows for hand in hands if len(hand.blows) == 2]
+    at_once = [(one, two) for one, two in pairs if two.moment != "recovery"]
+    assert len(at_once) >= 4
+    assert all((one.moment, one.at) == (two.moment, two.at) for one, two in at_once)
+    assert all(one.place != two.place for one, two in pairs)  # who lies down already would not feel it
 
 
-def test_the_same_seed_draws_the_same_blows() -> None:
-    first, second = ([draw_blows(draw, 4) for _ in range(50)] for draw in (random.Random(5), random.Random(5)))
-    assert first == second
+def test_the_same_seed_deals_the_same_hands() -> None:
+    assert deal(random.Random(3), LONG_COUNTS) == deal(random.Random(3), LONG_COUNTS)
+    assert deal(random.Random(3), LONG_COUNTS) != deal(random.Random(4), LONG_COUNTS)
+
+
+def test_an_answer_has_felt_its_blows_where_all_struck_in_time_and_somebody_was_missed() -> None:
+    late = msgspec.structs.replace(STOP, moment="decode")
+    cases = [([KILL, STOP], ["shard"]), ([STOP], ["shard"]), ([KILL, STOP], []), ([KILL, late], ["shard"]), ([], [])]
+    felt = [RunOutcome(struck=struck, lost=lost).has_felt([KILL, STOP]) for struck, lost in cases]
+    assert felt == [True, False, False, False, False]
 
 
 def test_the_report_has_what_was_promised() -> None:

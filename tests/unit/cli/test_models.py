@@ -153,6 +153,7 @@ def test_a_model_that_the_running_node_is_to_serve_is_not_removed(
         (["pull"], 2, "bad_request"),
         (["feast"], 2, "bad_request"),
         (["models", "--loud"], 2, "bad_request"),
+        (["pull", "/nowhere/\udcff.gguf"], 2, "bad_request"),
     ],
 )
 def test_errors(capsys: pytest.CaptureFixture[str], arguments: list[str], exit_code: int, code: str) -> None:

@@ -296,7 +296,8 @@ class Household:
         self.name = (family, mix)
         checkpoint = model(family, mix)
         self.facts = checkpoint.facts
-        cuts = sorted(self.chosen.sample(range(1, self.facts.layer_count), self.chosen.randint(0, 2)))
+        inner = range(1, self.facts.layer_count)
+        cuts = sorted(self.chosen.sample(inner, self.chosen.randint(0, min(2, len(inner)))))
         self.settings = {
             "threads": self.chosen.randint(1, 3),
             "max_rows": self.chosen.choice([None, 3, 16, 40]),
@@ -376,7 +377,8 @@ class Household:
 
 @pytest.mark.parametrize("seed", range(300 if IS_LONG else 12))
 def test_random_histories_give_the_bits_of_straight_runs(seed: int) -> None:
-    family, mix = random.Random(seed).choice(MODELS[:-2])
+    wide = seed % 6 == 5  # large, for the sake of K-quants
+    family, mix = random.Random(seed).choice(MODELS[-2:] if wide else MODELS[:-2])
     household = Household(family, mix, seed)
     household.live(batches=8)
     household.end()

@@ -1,18 +1,20 @@
 """Links by node: who is dialled, and where a node loses its welcome: cut at once, and not taken up again."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from potluck.core.errors import WrongPeer
 from potluck.identity.keys import NodeKey
+from potluck.net import peers
 from potluck.net.link import LinkHandler, admit_anyone
 from potluck.net.memory import MemoryLink, MemoryNetwork, MemoryTransport
 from potluck.net.peers import _MAX_WAITING, MAX_DIALS, PeerLinks
 from potluck.wire.handshake import Ticket
 from potluck.wire.messages import Message
 from tests.support.link_ends import ACCEPTER, DIALER, OTHER, run_test
-from tests.support.wire_messages import describe
+from tests.support.wire_messages import describe, step
 
 
 class CountingTransport(MemoryTransport):
@@ -42,6 +44,7 @@ class End:
 
     def __init__(self, network: MemoryNetwork, key: NodeKey) -> None:
         self.received: list[bytes] = []
+        self.messages: list[Message] = []
         self.lost: list[tuple[bytes, str]] = []
         self.unwelcome: set[bytes] = set()
         self.transport = CountingTransport(network, key.node_id)
@@ -52,6 +55,7 @@ class End:
 
     def _on_message(self, node: bytes, message: Message, body: bytes) -> None:
         self.received.append(node)
+        self.messages.append(message)
 
     def _on_lost(self, node: bytes, reason: str) -> None:
         self.lost.append((node, reason))
@@ -63,6 +67,14 @@ class End:
 async def settle() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    for _ in range(10_000):
+        if is_so():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it did not come to that")
 
 
 def test_a_dropped_node_is_cut_off_and_reported_once() -> None:
@@ -198,6 +210,43 @@ def test_only_so_many_nodes_are_dialled_at_a_time() -> None:
         assert here.received == [DIALER.node_id]
         await there.links.close()
         await settle()
+
+    run_test(main())
+
+
+def test_nodes_that_dial_each_other_in_the_same_moment_keep_the_order_of_what_they_send() -> None:
+    """The second link is no reason to leave the first, on which something long may still be under way."""
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        here, there = End(network, ACCEPTER), End(network, DIALER)
+        address, back = await here.listen(), await there.listen()
+        await there.links.connect(address)
+        await here.links.connect(back, DIALER.node_id)
+        there.links.send(ACCEPTER.node_id, None, step(position=0), bytes(12 << 20))  # more than goes out at once
+        here.links.send(DIALER.node_id, None, describe())  # makes the second link known there
+        await until(lambda: bool(there.messages))
+        there.links.send(ACCEPTER.node_id, None, step(position=1))
+        await until(lambda: len(here.messages) == 2)
+        assert [message.position for message in here.messages] == [0, 1]  # type: ignore[union-attr]
+
+    run_test(main())
+
+
+def test_whoever_dials_again_later_has_lost_the_link_that_there_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        here, there = End(network, ACCEPTER), End(network, DIALER)
+        address, back = await here.listen(), await there.listen()
+        await there.links.connect(address)
+        there.links.send(ACCEPTER.node_id, None, describe())
+        await settle()
+        first = there.links._links[ACCEPTER.node_id]
+        monkeypatch.setattr(peers, "_SETTLED_S", 0.0)
+        await here.links.connect(back, DIALER.node_id)
+        here.links.send(DIALER.node_id, None, describe())
+        await settle()
+        assert there.links._links[ACCEPTER.node_id][:-1] == first
 
     run_test(main())
 

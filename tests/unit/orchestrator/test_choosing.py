@@ -2,8 +2,10 @@
 
 import time
 
+import msgspec
 import pytest
 
+from potluck.core.errors import BadRequest
 from potluck.core.sampling_params import SamplingParams
 from potluck.net.memory import MemoryNetwork
 from potluck.net.peers import PeerLinks
@@ -70,3 +72,42 @@ def test_ones_own_layers_come_back_as_what_they_were(choosing: Choosing) -> None
     assert groups is not None
     [[back]] = [group for group in groups if group and group[0].node == HEAD]
     assert (back.stage, back.arithmetic) == (own.stage, own.arithmetic)
+
+
+# ---------------------------------------------------------------- ds4: owners of KV with a gap between them
+
+LOW, HIGH = b"L" * 32, b"U" * 32
+SUFFIX = Stage(6, 8, False, True)
+
+
+@pytest.mark.parametrize(
+    ("high", "is_resumed"),
+    [(Stage(3, 6), True), (Stage(2, 8, False, True), True), (Stage(4, 6), False), (Stage(3, 5), False), (None, False)],
+)
+def test_kv_owner_gap_rejection(high: Stage | None, is_resumed: bool) -> None:
+    """ds4: where the owners of a prompt's KV no longer cover the model, none of it is used; here with the output at home.
+
+    `high`: what the second of them offers by now, where it held layers 3 to 5.
+    """
+    store, table = ShardStore(), KeptPipelines()
+    for node, stage in ((LOW, Stage(0, 3, True)), (HIGH, high)):
+        if stage is not None:
+            info = ShardInfo("m", "a" * 64, GPU_ARITHMETIC, 8, stage, True, 16, 0, 0, 1000)
+            store.put(node, f"{node[:1].decode()}:1", Described(0, node, "1", (info,), 1, ()))
+    links = Linked(HEAD, MemoryNetwork().transport(HEAD), lambda *_: None, lambda *_: None)
+    params = msgspec.structs.replace(PARAMS, own_layers=(SUFFIX,))
+    owners = (
+        Placed(LOW, "L:1", Stage(0, 3, True)),
+        Placed(HIGH, "U:1", Stage(3, 6)),
+        Placed(HEAD, "", SUFFIX, arithmetic=OWN_ARITHMETIC),
+    )
+    turn = Kept(REQUEST.prompt[:80], owners, (b"a" * 16, b"b" * 16, b"c" * 16))
+    table.put(reuse_key(REQUEST, "auto"), turn, time.monotonic())
+    choosing = Choosing(HEAD, links, store, table)
+    assert (choosing.resumption(REQUEST, params) is not None) == is_resumed
+
+
+def test_a_pipeline_with_a_gap_between_its_owners_is_refused_with_its_layers(choosing: Choosing) -> None:
+    gap = (Placed(LOW, "L:1", Stage(0, 3, True)), Placed(HEAD, "", SUFFIX))
+    with pytest.raises(BadRequest, match="nobody holds layers 3-5"):
+        choosing.pipeline_for(REQUEST, DistributedChatParams(pipeline=gap))

@@ -85,6 +85,49 @@ def test_answers_are_matched_by_nonce_in_any_order() -> None:
     run(ask_three())
 
 
+def test_stream_multiplexer_pending_count() -> None:
+    """pmetal: nobody waits, then two do; and each of ours waits no longer than until its answer."""
+
+    async def ask_two() -> None:
+        board = Switchboard()
+        waiting = board.orchestrator._questions
+        assert len(waiting) == 0
+        asked = [asyncio.ensure_future(board.orchestrator.ask(SHARD, Describe)) for _ in range(2)]
+        await soon()
+        assert len(waiting) == 2
+        for effect, left in zip(board.take(), (1, 0), strict=True):
+            board.describe(SHARD, effect.message.nonce, "answer")  # type: ignore[union-attr]
+            await soon()
+            assert len(waiting) == left
+        await asyncio.gather(*asked)
+
+    run(ask_two())
+
+
+def test_stream_multiplexer_register_replace() -> None:
+    """pmetal: whoever registers under a nonce in use replaces the one who waits, who then waits for ever. Our second question of
+    the same kind to the same node has a nonce of its own, both wait, and a second answer under one nonce replaces nothing.
+
+    A second OPEN under one session's id is in unit/shard/test_core.py: a duplicate changes nothing, another head's is refused.
+    """
+
+    async def ask_twice() -> None:
+        board = Switchboard()
+        old, new = (asyncio.ensure_future(board.orchestrator.ask(SHARD, Describe)) for _ in range(2))
+        await soon()
+        first, second = (effect.message.nonce for effect in board.take())  # type: ignore[union-attr]
+        assert len(board.orchestrator._questions) == 2
+        board.describe(SHARD, second, "new")
+        board.describe(SHARD, second, "new again")
+        assert (await new)[0].version == "new"  # type: ignore[union-attr]
+        assert not old.done()
+        board.describe(SHARD, first, "old")
+        assert (await old)[0].version == "old"  # type: ignore[union-attr]
+        assert len(board.orchestrator._questions) == 0
+
+    run(ask_twice())
+
+
 def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
     async def answer() -> None:
         board = Switchboard()

@@ -177,3 +177,41 @@ def test_an_answer_that_came_to_its_end_is_kept_and_no_other(how: str, expected:
         bench.tell(1, Result(bench.sessions[1], 0, 100, 999))
     assert [m.keeps for m in bench.of(Close)] == [expected, expected]  # type: ignore[attr-defined]
     assert bench.generation.kept == (Kept(LONG, STAGES, bench.sessions) if expected else None)
+
+
+# ---------------------------------------------------------------- ds4: who owns the KV of a reverse topology
+
+REVERSE = (
+    Placed(NODE, "node:1", Stage(0, 3, True)),
+    Placed(OTHER, "node:2", Stage(3, 5)),
+    Placed(HEAD, "", Stage(5, 8, False, True)),  # the coordinator's own, to the output
+)
+
+
+def begun(resumption: Resumption | None = None, first_id: int = 1) -> tuple[Generation, dict[bytes, Open]]:
+    """A generation over REVERSE, and what it asked each node to open."""
+    ids = iter(bytes([number]) * 16 for number in range(first_id, 100))
+    settings = GenerationSettings(prefill_chunk=128, keeps_kv=True, uses_ring=False)
+    generation = Generation(request(), REVERSE, lambda *_: None, settings, lambda: next(ids), HEAD, resumption)
+    generation.start(0.0)
+    effects = generation.take_effects()
+    return generation, {effect.node: effect.message for effect in effects if isinstance(effect.message, Open)}
+
+
+def test_kv_owner_ordering_for_reverse_topology() -> None:
+    """ds4: owners stand in the order of their layers and not one's own first; the next turn asks each for what is its own."""
+    generation, opens = begun()
+    for placed in reversed(REVERSE):  # its own is open first, as it would be
+        generation.on_message(placed.node, Opened(opens[placed.node].session, 0), 0.0)
+    generation.on_message(HEAD, Result(opens[HEAD].session, 0, 100, 999), 0.0)
+    owned = generation.kept
+    assert owned is not None
+    assert owned.stages == REVERSE
+    assert owned.sessions == tuple(opens[placed.node].session for placed in REVERSE)
+    closed = {e.node: (e.message.session, e.message.keeps) for e in generation.take_effects() if isinstance(e.message, Close)}  # fmt: skip
+    assert closed == {placed.node: (opens[placed.node].session, 100) for placed in REVERSE}
+
+    _, again = begun(Resumption(owned, 99), first_id=50)
+    assert [(again[placed.node].stage, again[placed.node].resumes) for placed in REVERSE] == [
+        (placed.stage, opens[placed.node].session) for placed in REVERSE
+    ]

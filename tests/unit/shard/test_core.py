@@ -408,6 +408,24 @@ def test_the_worker_finds_rubbish_and_the_sender_is_named() -> None:
     assert bench.core.counters["shard_corruption"] == 1
 
 
+def test_rubbish_is_reported_once_and_what_follows_it_is_not_computed() -> None:
+    """Without the step before them the next ones would fail as well, and look like this shard's own fault."""
+    bench = CoreBench(MIDDLE)
+    bench.open()
+    bench.step(0)
+    rubbish = bench.batch
+    bench.step(1)  # waits
+    assert len(bench.done(rubbish, code="shard_corruption", text="NaN in row 0")) == 1
+    assert bench.orders == []
+    assert bench.step(2) == []
+    assert bench.orders == []
+    assert bench.core.counters["after_a_fault"] == 1
+    assert bench.core.state.queue_depth == 0
+    bench.tell(HEAD, Rewire(S, 1, 0, wiring_of(MIDDLE)))
+    bench.step(0, epoch=1)
+    assert isinstance(bench.done(bench.batch)[0].message, Step)
+
+
 def test_an_error_of_the_worker_is_this_shards_own() -> None:
     bench = CoreBench(MIDDLE)
     bench.open()
@@ -537,6 +555,14 @@ def test_the_ring_goes_on_while_there_is_credit_and_holds_the_token_when_there_i
     [fed] = bench.tell(HEAD, Credit(S, 0, 3))
     assert isinstance(fed.message, Step)
     assert fed.message.position == 5
+
+
+def test_a_token_that_waits_for_credit_is_forgotten_when_it_is_cut_off() -> None:
+    bench = CoreBench(LAST)
+    bench.open(wiring=wiring_of(LAST, ring=True))
+    bench.run(0, 4)  # without credit
+    bench.tell(HEAD, Truncate(S, 0, 3))
+    assert bench.tell(HEAD, Credit(S, 0, 1)) == []
 
 
 def test_a_round_does_not_count_how_long_the_reader_was_waited_for() -> None:
@@ -969,6 +995,7 @@ def test_a_load_that_fails_refuses_those_who_waited_and_can_be_tried_again() -> 
     bench.tell(HEAD, opening(MIDDLE))
     bench.hear(LoadFailed(MIDDLE, "bad_model_file", "cut short"))
     assert bench.messages == [Refused(S, 0, "bad_model_file", "cut short")]
+    assert bench.orders == [Unload(MIDDLE)]  # a worker without weights would only take memory
     assert bench.core.session_count == 0
     bench.tell(HEAD, opening(MIDDLE, 2))
     assert bench.orders == [Load(MIDDLE)]

@@ -92,7 +92,7 @@ def test_a_worker_that_is_lost_is_loading_again_by_itself() -> None:
     assert effects.items == []
     assert residency.failed() == []
     residency.load()
-    assert effects.items == [Work(Load(FIRST))]
+    assert effects.items == [Work(Unload(FIRST)), Work(Load(FIRST))]
 
 
 def test_the_usual_step_follows_slowly() -> None:

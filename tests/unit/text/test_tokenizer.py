@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from potluck.core.errors import BadModelFile, BadRequest
 from potluck.core.tokenizer_spec import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, TokenizerSpec
 from potluck.text.tokenizer import Tokenizer
+from potluck.weights.tokenizer_rules import check_spec
 from potluck.weights.tokenizer_source import tokenizer_from_folder
 from tests.support import vocabularies
 from tests.support.varied_text import varied_strings
@@ -166,6 +167,37 @@ def test_a_hostile_pattern_is_stopped() -> None:
     with pytest.raises(BadModelFile, match="split_patterns"):
         tokenizer.encode("a" * 6000, parse_special=False)
     assert time.process_time() - start_s < 5
+
+
+@pytest.mark.parametrize(
+    "pattern", ["a{1000000000}", "a{0000000001000000,}", "(?x) a{ 30000000 }", "(?:(?:a{100}){100}){100}", "a" * 5000, "("]
+)
+def test_a_pattern_that_would_take_the_memory_is_not_even_compiled(pattern: str) -> None:
+    start_s = time.process_time()
+    with pytest.raises(BadModelFile, match="split_patterns"):
+        Tokenizer(tiny_spec(split_patterns=(pattern,)))
+    assert time.process_time() - start_s < 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kinds": (NORMAL,) * 7},
+        {"scores": (0.0,) * 5},
+        {"algorithm": "sentencepiece"},
+        {"bos_id": 6},
+        {"eos_ids": (0, -1)},
+        {"unknown_id": 77},
+        {"strips_left": (6,)},
+        {"kinds": (NORMAL, BYTE, *(NORMAL,) * 4)},
+        {"split_patterns": ("a{100000}",)},
+    ],
+)
+def test_a_vocabulary_that_does_not_fit_together_is_refused(changes: dict[str, object]) -> None:
+    """Also one that a peer sent: its hash says only that it is the model's."""
+    assert check_spec(tiny_spec(), "tokenizer") == tiny_spec()
+    with pytest.raises(BadModelFile):
+        check_spec(tiny_spec(**changes), "tokenizer")
 
 
 def test_a_continuation_keeps_its_first_space(ours: dict[str, Tokenizer]) -> None:

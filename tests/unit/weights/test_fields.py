@@ -13,6 +13,7 @@ VALUES = {
     "a.share": 0.5,
     "a.flag": True,
     "a.text": "x",
+    "a.half": "a\ud800",
     "a.null": None,
     "a.nan": float("nan"),
     "a.list": [1, 2.5],
@@ -56,6 +57,7 @@ def test_values_and_defaults(fields: Fields) -> None:
         ("numbers", "text", (1, 0.0, 1.0)),
         ("flag", "count", ()),
         ("text", "count", ()),
+        ("text", "half", ()),
         ("section", "count", ()),
     ],
 )

@@ -87,6 +87,8 @@ def test_the_27b_models_scale_queries_their_own_way(tmp_path: Path, architecture
     sizes = {"attention__key_length": 16, "attention__value_length": 16}
     assert facts_of(tmp_path, architecture, block_count=layer_count, **sizes).attention_scale == 1 / math.sqrt(32 // 4)
     assert facts_of(tmp_path, architecture, block_count=layer_count - 1, **sizes).attention_scale == 0.25
+    odd = {"embedding_length": 4, "attention__head_count": 8, "attention__head_count_kv": 8}
+    assert facts_of(tmp_path, architecture, block_count=layer_count, **sizes, **odd).attention_scale == 1.0
 
 
 def test_gemma3(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from potluck.weights.open_model import (
     OpenedCheckpoint,
     open_checkpoint,
 )
+from potluck.weights.pull import Puller
+from potluck.weights.store import ModelStore
 from tests.support.family_configs import CASES, config_of, model_class_of
 from tests.support.gguf_files import Tensor, gguf_bytes, metadata_of, tensors_of
 from tests.support.tiny_models import (
@@ -181,6 +183,23 @@ def test_a_config_that_is_too_long_or_leads_out(tmp_path: Path) -> None:
     (folder / "config.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
     (folder / "config.json").symlink_to(tmp_path / "config.json")
+    assert "leads out" in refusal(folder).problem
+
+
+def test_a_snapshot_of_hugging_faces_cache_is_links_to_the_blobs_beside_it(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "models--a--b" / "snapshots" / "0123abcd")
+    blobs = tmp_path / "models--a--b" / "blobs"
+    blobs.mkdir()
+    for number, file in enumerate(sorted(folder.iterdir())):
+        file.rename(blobs / str(number))
+        file.symlink_to(Path("..", "..", "blobs", str(number)))
+    with open_checkpoint(folder) as checkpoint:
+        assert checkpoint.facts.layer_count == LLAMA_FACTS.layer_count
+    pulled = Puller(ModelStore(tmp_path / "models")).pull(str(folder), "b").entry
+    assert pulled.layer_count == LLAMA_FACTS.layer_count
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
     assert "leads out" in refusal(folder).problem
 
 

@@ -7,54 +7,13 @@ import msgspec
 import pytest
 
 from potluck.core.errors import ProtocolViolation, WireMisuse
-from potluck.core.sampling_params import SamplingParams
-from potluck.wire.messages import Boundary, Sampler, Stage
-from potluck.wire.work import (
-    BatchDone,
-    CloseSession,
-    Load,
-    Loaded,
-    LoadFailed,
-    OpenSession,
-    ParkSession,
-    Ping,
-    Pong,
-    RunBatch,
-    SessionOpened,
-    SessionRefused,
-    TruncateSession,
-    Unload,
-    WorkItem,
-    WorkOutput,
-)
+from potluck.wire.work import FromWorker, Ping, ToWorker
 from potluck.wire.work_frames import MAX_BODY_BYTES, encode, from_worker_decoder, to_worker_decoder
-
-SESSION = bytes(range(16))
-STAGE = Stage(0, 15, True, False)
-SAMPLER = Sampler(SamplingParams(temperature=0.7, logit_bias={3: 1.5}, seed=9), 1, 2, (5, 6, 7), (2,), 100)
-TO_WORKER = [
-    (Load(STAGE), b""),
-    (OpenSession(SESSION, STAGE, 200, (Boundary(3, "int8"),), SAMPLER), b""),
-    (RunBatch(7, (WorkItem(SESSION, 4, 1, "fp32", "int8", True, 2304),)), bytes(range(256)) * 9),
-    (TruncateSession(SESSION, 3, None), b""),
-    (ParkSession(SESSION, 3), b""),
-    (OpenSession(SESSION, STAGE, 200, (), None, SESSION[::-1], 64), b""),
-    (CloseSession(SESSION), b""),
-    (Ping(12), b""),
-    (Unload(STAGE), b""),
-]
-FROM_WORKER = [
-    (Loaded(STAGE, 1, 2, 3), b""),
-    (LoadFailed(STAGE, "bad_model_file", "no"), b""),
-    (SessionOpened(SESSION), b""),
-    (SessionRefused(SESSION, "kv_budget_exceeded", "full"), b""),
-    (BatchDone(7, (WorkOutput(SESSION, 3, 5, -0.5, ((5, -0.5),), "", ""),), 4000), b"abc"),
-    (Pong(12, 1), b""),
-]
+from tests.support.work_messages import FROM_WORKER, TO_WORKER
 
 
-def written(*messages: object) -> bytes:
-    return b"".join(b"".join(encode(message, body)) for message, body in messages)  # type: ignore[misc,arg-type]
+def written(*messages: tuple[ToWorker | FromWorker, bytes]) -> bytes:
+    return b"".join(b"".join(encode(message, body)) for message, body in messages)
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 1000, 1 << 20])

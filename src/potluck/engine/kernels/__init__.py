@@ -13,7 +13,9 @@ from potluck.core.paths import locate_folders
 
 def _sources_hash() -> str:
     digest = hashlib.sha256(numba.__version__.encode())
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    folder = Path(__file__).parent
+    built_in = folder.parent / "kv_format.py"  # its constants
+    for source in (*sorted(folder.glob("*.py")), built_in):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:16]
 
