@@ -170,7 +170,8 @@ def test_a_hostile_pattern_is_stopped() -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["a{1000000000}", "a{0000000001000000,}", "(?x) a{ 30000000 }", "(?:(?:a{100}){100}){100}", "a" * 5000, "("]
+    "pattern",
+    ["a{1000000000}", "a{0000000001000000,}", "(?x) a{ 30000000 }", "(?:(?:a{100}){100}){100}", "a" * 5000, "("],
 )
 def test_a_pattern_that_would_take_the_memory_is_not_even_compiled(pattern: str) -> None:
     start_s = time.process_time()
