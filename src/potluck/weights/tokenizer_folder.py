@@ -304,7 +304,7 @@ class _Cutting:
         # && means an intersection to Hugging Face's engine and something else to ours.
         if not keeps_matches or not text or "&&" in text:
             self._refuse("pre_tokenizer", f"Split by {shown(text)} ({shown(part.behavior)}) is not supported")
-        compiled_pattern(text, self._path)
+        compiled_pattern(text, self._path, "pre_tokenizer")
         self.patterns.append(text)
 
     def _metaspace(self, part: _Part) -> None:

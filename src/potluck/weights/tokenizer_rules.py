@@ -142,16 +142,16 @@ def _check_shape(spec: TokenizerSpec, file: Path | str) -> None:
             raise BadModelFile(file, "special tokens", f"{token_id} is not between 0 and {count - 1}")
 
 
-def compiled_pattern(pattern: str, file: Path | str) -> "regex.Pattern[str]":
+def compiled_pattern(pattern: str, file: Path | str, field: str = "split_patterns") -> "regex.Pattern[str]":
     """A pattern by which text is split, from a file or a peer: refused before the compiler takes gigabytes for it."""
     least = math.prod(int(count.lstrip("0")[:9] or 1) for count in _LEAST_COUNTS.findall("".join(pattern.split())))
     if len(pattern) > _MAX_PATTERN_LENGTH or least > _MAX_LEAST_COUNT or _RECURSION.search(pattern):
-        raise BadModelFile(file, "split_patterns", f"{shown(pattern)} is too long, repeats too much, or calls itself")
+        raise BadModelFile(file, field, f"{shown(pattern)} is too long, repeats too much, or calls itself")
     try:
         return regex.compile(pattern)
     except (regex.error, ValueError, RecursionError, OverflowError) as error:
         problem = f"{shown(pattern)} cannot be compiled: {shown(str(error))}"
-        raise BadModelFile(file, "split_patterns", problem) from None
+        raise BadModelFile(file, field, problem) from None
 
 
 def is_byte_token(token: str) -> bool:
