@@ -18,7 +18,7 @@ MAX_TOKENS = 1 << 21
 MAX_MERGES = 1 << 22
 MAX_TOKEN_LENGTH = 1 << 16
 MAX_TEMPLATE_LENGTH = 1 << 17
-_MAX_PATTERN_LENGTH = 4096
+_MAX_PATTERNS, _MAX_PATTERN_LENGTH = 64, 4096
 _MAX_LEAST_COUNT = 1000  # what a pattern asks for at least so many times is compiled as often
 _LEAST_COUNTS = regex.compile(r"\{(\d+)")
 _RECURSION = regex.compile(r"\(\?(?:R|\d|&|P>|P&)")  # without end, it fills the memory before any time is over
@@ -121,6 +121,10 @@ def check_spec(spec: TokenizerSpec, file: Path | str) -> TokenizerSpec:
         raise BadModelFile(file, "bos_token_id", "is missing, although the model wants it before every text")
     if spec.chat_template is not None and len(spec.chat_template) > MAX_TEMPLATE_LENGTH:
         raise BadModelFile(file, "chat_template", f"is longer than {MAX_TEMPLATE_LENGTH} characters")
+    if len(spec.split_patterns) > _MAX_PATTERNS:
+        raise BadModelFile(
+            file, "split_patterns", f"{len(spec.split_patterns)} patterns; at most {_MAX_PATTERNS} are possible"
+        )
     for pattern in spec.split_patterns:
         compiled_pattern(pattern, file)
     return spec
@@ -144,8 +148,7 @@ def _check_shape(spec: TokenizerSpec, file: Path | str) -> None:
 
 def compiled_pattern(pattern: str, file: Path | str, field: str = "split_patterns") -> "regex.Pattern[str]":
     """A pattern by which text is split, from a file or a peer: refused before the compiler takes gigabytes for it."""
-    least = math.prod(int(count.lstrip("0")[:9] or 1) for count in _LEAST_COUNTS.findall("".join(pattern.split())))
-    if len(pattern) > _MAX_PATTERN_LENGTH or least > _MAX_LEAST_COUNT or _RECURSION.search(pattern):
+    if len(pattern) > _MAX_PATTERN_LENGTH or _least_count(pattern) > _MAX_LEAST_COUNT or _RECURSION.search(pattern):
         raise BadModelFile(file, field, f"{shown(pattern)} is too long, repeats too much, or calls itself")
     try:
         return regex.compile(pattern)
@@ -163,6 +166,12 @@ def _byte_of(token: str) -> int | None:
         return None
     digits = token[3:5]
     return int(digits, 16) if all(digit in "0123456789ABCDEFabcdef" for digit in digits) else None
+
+
+def _least_count(pattern: str) -> int:
+    """How often the innermost part is asked for at least, were all counts around it."""
+    counts = _LEAST_COUNTS.findall("".join(pattern.split()))  # white space may not count
+    return math.prod(int(count.lstrip("0")[:9] or 1) for count in counts)
 
 
 def _check_unicode(field: str, texts: Sequence[str], file: Path | str) -> None:

@@ -192,6 +192,7 @@ def test_a_pattern_that_would_take_the_memory_is_not_even_compiled(pattern: str)
         {"strips_left": (6,)},
         {"kinds": (NORMAL, BYTE, *(NORMAL,) * 4)},
         {"split_patterns": ("a{100000}",)},
+        {"split_patterns": ("a",) * 65},
     ],
 )
 def test_a_vocabulary_that_does_not_fit_together_is_refused(changes: dict[str, object]) -> None:
