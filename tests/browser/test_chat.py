@@ -2,7 +2,7 @@
 
 import re
 
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from potluck.testing.page_server import ANSWER, PageServer
 from tests.browser.page_objects import PotluckPage
@@ -90,6 +90,27 @@ def test_settings_travel_with_the_question_and_stay(page: PotluckPage, server: P
     body = server.bodies[0]
     assert (body["temperature"], body["top_p"], body["max_tokens"], body["seed"]) == (0.2, 0.9, 77, 42)
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+
+
+def test_what_is_asked_before_the_node_has_said_anything_goes_out_when_it_has(
+    page: PotluckPage, server: PageServer
+) -> None:
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:  # Playwright cannot take `held.append` itself
+        held.append(route)
+
+    page.tab.route("**/potluck/state", hold)
+    page.tab.reload()
+    page.ask("early")
+    expect(page.part("question-input")).to_have_value("early")
+    assert server.bodies == []
+    for route in held:
+        route.continue_()
+    page.tab.unroute("**/potluck/state")
+    page.wait_until_answered()
+    expect(page.part("question-input")).to_have_value("")
+    assert server.bodies[0]["messages"][-1] == {"role": "user", "content": "early"}
 
 
 def test_conversations_survive_a_reload_and_can_be_deleted(page: PotluckPage) -> None:

@@ -62,12 +62,13 @@ export class Chat {
   }
 
   async regenerate(message) {
-    if (this.isBusy) return;
+    if (this.isBusy || !this.#context.model()) return;
     this.#cutFrom(message);
     await this.#answer();
   }
 
   async edit(message, text) {
+    if (!this.#context.model()) return;
     this.stop();
     this.#answering = this.#repeat = null;
     this.#cutFrom(message);

@@ -23,6 +23,7 @@ const swarm = new SwarmView({
 
 let state = null;
 let chosenModel = null;
+let isAskedEarly = false; // before the node has said what it serves; the question goes out when it has
 
 function model() {
   if (!state) return null;
@@ -110,6 +111,7 @@ function showView(view) {
 async function submitQuestion() {
   const question = byId("question");
   const text = question.value.trim();
+  isAskedEarly = Boolean(text) && !state;
   if (!text || chat.isBusy || !model()) return;
   question.value = "";
   fitQuestion();
@@ -138,7 +140,7 @@ function bindComposer() {
 function bindHeader() {
   for (const tab of document.querySelectorAll("[data-show]")) tab.addEventListener("click", () => showView(tab.dataset.show));
   for (const start of document.querySelectorAll("[data-new]")) start.addEventListener("click", () => { chat.openNew(); afterOpening(); });
-  for (const suggestion of document.querySelectorAll("[data-ask]")) suggestion.addEventListener("click", () => chat.ask(suggestion.textContent.trim()));
+  for (const suggestion of document.querySelectorAll("[data-ask]")) suggestion.addEventListener("click", () => { byId("question").value = suggestion.textContent.trim(); submitQuestion(); });
   byId("model").addEventListener("change", () => { chosenModel = byId("model").value; renderState(); });
   byId("pill").addEventListener("click", () => { showView("swarm"); byId("swarm-heading").focus(); });
   byId("settings-open").addEventListener("click", () => byId("settings-dialog").showModal());
@@ -160,7 +162,7 @@ renderBusy();
 showView("chat");
 
 new Feed(api, {
-  onState: (fresh) => { state = fresh; renderState(); },
+  onState: (fresh) => { state = fresh; renderState(); if (isAskedEarly) submitQuestion(); },
   onNews: (item) => {
     news.add(item);
     if (item.kind === "lost" || item.kind === "joined") announce(item.text);
