@@ -7,7 +7,7 @@ import concurrent.futures
 import gc
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
@@ -19,6 +19,8 @@ from potluck.shard.core import ShardCore
 from potluck.shard.sessions import ShardSession
 from potluck.testing.simulation import Outcome, Parts, repeat_command, run_seed, run_seeds
 from potluck.wire.effects import SendTo
+from potluck.wire.frame_writer import FrameWriter
+from potluck.wire.frames import Buffer
 from potluck.wire.messages import Message, Result, Rewire, Sampler, Step
 
 SEEDS = 100_000 if os.environ.get("POTLUCK_LONG") else 5_000
@@ -241,3 +243,23 @@ def test_broken_code_is_found_within_a_few_hundred_seeds(parts: Parts) -> None:
             print(f"\n{name_of(parts)}: seed {seed}: {problem[:120]}")
             return
     pytest.fail(f"{name_of(parts)} got through 600 seeds")
+
+
+def mixes_up_bodies(writer: FrameWriter, message: Message, body: Buffer = b"") -> None:
+    """Sends a step with the activations of the one before it, as a buffer that is used again too early would."""
+    before, writer.before = getattr(writer, "before", body), body  # type: ignore[attr-defined]
+    _push(writer, message, before if type(message) is Step and len(before) == len(body) else body)
+
+
+def forgets_the_epoch(writer: FrameWriter, message: Message, body: Buffer = b"") -> None:
+    _push(writer, msgspec.structs.replace(message, epoch=0) if type(message) is Step else message, body)
+
+
+_push = FrameWriter.push
+
+
+@pytest.mark.parametrize("push", [mixes_up_bodies, forgets_the_epoch])
+def test_a_broken_wire_is_found_too(push: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FrameWriter, "push", push)
+    problems = [outcome.problem for outcome in run_seeds(range(100)) if outcome.problem]
+    assert len(problems) > 10

@@ -143,8 +143,12 @@ class CoreBench:
         return [work.message for work in self.work]
 
     @property
+    def batches(self) -> list[RunBatch]:
+        return [order for order in self.orders if isinstance(order, RunBatch)]
+
+    @property
     def batch(self) -> RunBatch:
-        [batch] = [order for order in self.orders if isinstance(order, RunBatch)]
+        [batch] = self.batches
         return batch
 
     def step(

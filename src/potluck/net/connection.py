@@ -245,7 +245,8 @@ class Connection(FramedLink, asyncio.Protocol):
         self._timer = self._loop.call_later(CLOSE_TIMEOUT_S, self.abort)
 
     def _write(self, buffers: list[Buffer]) -> None:
-        transport = cast(asyncio.Transport, self._transport)
+        transport = self._transport
+        assert transport is not None
         if len(buffers) == 1:
             transport.write(buffers[0])
         elif sum(map(len, buffers)) <= _JOIN_BYTES:

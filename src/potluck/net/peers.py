@@ -9,7 +9,6 @@ Links for bulk are apart: nothing else is ever sent on them, and their loss is n
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 
 from potluck.core.errors import PotluckError, WrongPeer
@@ -118,16 +117,16 @@ class PeerLinks:
 
     def send_all(self, effects: Sequence[SendTo]) -> None:
         """What goes to one node leaves together, so that it arrives together: a shard computes in one batch what is there."""
-        left = Counter(effect.node for effect in effects) if len(effects) > 1 else None
+        last = {effect.node: effect for effect in effects}
         for effect in effects:
-            links = self._links.get(effect.node) if left is not None else None
-            if left is None or not links:
+            links = self._links.get(effect.node)
+            if not links:
                 self.send(effect.node, effect.address, effect.message, effect.body)
-            else:
-                left[effect.node] -= 1
-                self._send_on(links[-1], effect.message, effect.body, is_more=left[effect.node] > 0)
-                if left[effect.node] == 0 and len(effects) <= _ONE_ANSWER:
-                    give_way_where_few()  # to that node, where it is on this machine; those who are sent to first are in a hurry
+                continue
+            is_last = last[effect.node] is effect
+            self._send_on(links[-1], effect.message, effect.body, is_more=not is_last)
+            if is_last and len(effects) == _ONE_ANSWER:
+                give_way_where_few()  # to that node, where it is on this machine; those who are sent to first are in a hurry
 
     def _obstacle(self, node: bytes) -> str | None:
         """Why a node is not even dialled."""

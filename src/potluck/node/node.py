@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from potluck import __version__
 from potluck.core.errors import (
@@ -137,7 +137,7 @@ class Node:
     def add_shard(
         self, settings: ShardSettings, worker: WorkerSettings, model: ServedModel | None = None
     ) -> ShardServer:
-        server = ShardServer(self.id, settings, worker, self._send_all, self.metrics)
+        server = ShardServer(self.id, settings, worker, self.links.send_all, self.metrics)
         server.on_suspect = self.orchestrator.on_suspect
         server.on_remember = self._remember
         self.shards.append(server)
@@ -249,9 +249,6 @@ class Node:
 
     def _send(self, effect: SendTo) -> None:
         self.links.send(effect.node, effect.address, effect.message, effect.body)
-
-    def _send_all(self, effects: Sequence[SendTo]) -> None:
-        self.links.send_all(effects)
 
     def _on_message(self, sender: bytes, message: Message, body: bytes) -> None:
         if type(message) is Step and (owner := self._owners.get(message.session)) is not None:

@@ -10,6 +10,8 @@ from potluck.wire.messages import Result, Sampler
 
 
 def _are_logprobs(message: Result, vocabulary_size: int) -> bool:
+    if message.logprob is None and not message.top:
+        return True  # as nearly always
     told = [logprob for _, logprob in message.top] + ([] if message.logprob is None else [message.logprob])
     # Written so that what is not a number fails as well; a little above zero is rounding.
     return all(logprob <= 1e-3 for logprob in told) and all(token < vocabulary_size for token, _ in message.top)

@@ -60,7 +60,10 @@ class Pipeline:
         return tuple(stage.placed for stage in self.stages)
 
     def stage_of(self, node: bytes, session: bytes) -> HeadStage | None:
-        return next((s for s in self.stages if s.session == session and s.placed.node == node), None)
+        for stage in self.stages:  # plainly, because every token comes this way
+            if stage.session == session and stage.placed.node == node:
+                return stage
+        return None
 
     def on(self, node: bytes | None) -> list[HeadStage]:
         return [stage for stage in self.stages if stage.placed.node == node]

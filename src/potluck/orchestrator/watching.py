@@ -35,15 +35,17 @@ class StageTimings:
         self._means: list[list[float]] = []
 
     def note(self, timing: StepTiming) -> None:
-        hops = max(1, len(timing.stages))
-        wire_s = max(0.0, timing.total_s - timing.compute_s - timing.queue_s) / hops
-        latest = [[compute_s, queue_s, wire_s] for compute_s, queue_s in timing.stages]
-        if len(latest) != len(self._means):
-            self._means = latest
+        wire_s = timing.total_s
+        for compute_s, queue_s in timing.stages:
+            wire_s -= compute_s + queue_s
+        wire_s = max(0.0, wire_s) / max(1, len(timing.stages))
+        if len(timing.stages) != len(self._means):
+            self._means = [[compute_s, queue_s, wire_s] for compute_s, queue_s in timing.stages]
             return
-        for mean, new in zip(self._means, latest, strict=True):
-            for index, value in enumerate(new):
-                mean[index] += _NEWEST * (value - mean[index])
+        for mean, (compute_s, queue_s) in zip(self._means, timing.stages, strict=True):
+            mean[0] += _NEWEST * (compute_s - mean[0])
+            mean[1] += _NEWEST * (queue_s - mean[1])
+            mean[2] += _NEWEST * (wire_s - mean[2])
 
     def shown(self) -> tuple[StageTiming, ...]:
         return tuple(StageTiming(*(round(seconds * 1000, 3) for seconds in mean)) for mean in self._means)

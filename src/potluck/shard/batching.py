@@ -1,4 +1,4 @@
-"""Which waiting steps go to the worker together, and which the worker has. One batch at a time.
+"""Which waiting steps go to the worker together, and which the worker has: one batch, and the next one behind it where that is full.
 
 Knows sessions by what waits in them; not where steps come from nor what becomes of the outputs.
 """
@@ -50,19 +50,25 @@ class Batches:
         """The worker is gone, or will go without an answer."""
         self.running.clear()
 
-    @property
-    def is_due(self) -> bool:
-        """Whether something waits for a worker that has nothing to do."""
-        return bool(self._ready) and not self.running and self._residency.is_loaded
+    def is_due(self, sessions: Mapping[bytes, ShardSession]) -> bool:
+        """Whether a batch can be started, of `sessions`, which are all there are."""
+        if not self._ready or not self._residency.is_loaded:
+            return False
+        return not self.running or (len(self.running) == 1 and self._is_full(sessions))
+
+    def _is_full(self, sessions: Mapping[bytes, ShardSession]) -> bool:
+        """Whether the next batch is the same whenever it is sent: then the worker has it before it needs it, and never waits for us.
+
+        Not with prompts, which take long: whoever comes meanwhile would wait for two of them.
+        """
+        if len(self._ready) < _most_decodes(sessions):
+            return False
+        return all(session.waiting[0].step.count == 1 for session in self._ready.values())
 
     def start(self, sessions: Mapping[bytes, ShardSession]) -> None:
-        """The next batch where none runs, of `sessions`, which are all there are.
-
-        Waiting for more would idle the shards in turn, and taking all would make them work in turn.
-        """
-        if self.running or not self._ready or not self._residency.is_loaded:
-            return
-        self._send(list(self._ready.values()) if len(self._ready) == 1 else self._chosen(sessions))
+        """What is due. Waiting for more would idle the shards in turn, and taking all would make them work in turn."""
+        while self._ready and self.is_due(sessions):
+            self._send(list(self._ready.values()) if len(self._ready) == 1 else self._chosen(sessions))
 
     def wait(self, session: ShardSession) -> None:
         """Something waits there; it goes with a batch that is started later."""

@@ -238,7 +238,7 @@ class ShardCore:
     @property
     def has_batch_to_start(self) -> bool:
         """Steps of several sessions often come together, and are worth computing together: `start_batch` when all have been told."""
-        return self._batches.is_due
+        return self._batches.is_due(self._sessions)
 
     def start_batch(self) -> None:
         self._batches.start(self._sessions)

@@ -13,7 +13,7 @@ from potluck.core.errors import DeviceUnavailable, OutOfDeviceMemory, PotluckErr
 from potluck.core.remembered import AnswerSoFar
 from potluck.core.shard_health import LatencyWindow, ShardHealth
 from potluck.net.spinning import Spinner
-from potluck.shard.core import Remember, ShardCore, Work
+from potluck.shard.core import Remember, ShardCore, Suspect, Work
 from potluck.shard.in_process import InProcessCaller, TensorChunk
 from potluck.shard.settings import ShardSettings
 from potluck.shard.worker_supervisor import WorkerSupervisor
@@ -120,10 +120,10 @@ class ShardServer:
     def deliver(self, sender: bytes, message: Message, body: bytes) -> None:
         idle_us = self._worker_idle_us() if type(message) is Probe else 0
         self.core.on_message(sender, message, body, time.monotonic(), idle_us)
+        self._carry_out()
         if self.core.has_batch_to_start and not self._is_starting:
             self._is_starting = True
             self._loop.call_soon(self._start_batch)  # after whatever else has just come
-        self._carry_out()
         self._spinner.touch()
 
     def _start_batch(self) -> None:
@@ -173,15 +173,15 @@ class ShardServer:
     def _carry_out(self) -> None:
         to_send: list[SendTo] = []
         for effect in self.core.take_effects():
-            if isinstance(effect, Work):
+            if type(effect) is Work:
                 self.supervisor.send(effect.message, effect.body)
                 self._note_work(effect.message)
-            elif isinstance(effect, SendTo):
+            elif type(effect) is SendTo:
                 caller = self._callers.get(effect.node) if self._callers else None
                 to_send.append(effect) if caller is None else caller.hear(effect)
             elif isinstance(effect, Remember):
                 self.on_remember(effect.key, effect.answer)
-            else:
+            elif isinstance(effect, Suspect):
                 self.on_suspect(effect.node)
         if to_send:
             self._send(to_send)

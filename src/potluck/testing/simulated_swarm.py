@@ -1,5 +1,7 @@
 """The parts of a simulated swarm, in one thread on a fake clock: the real deciding code of heads and shards, a network whose links
 delay, hold back and lose what they carry, and workers that hash. What happens to them is decided elsewhere.
+
+What is said travels as bytes, in the frames of real links and of real workers' streams.
 """
 
 import heapq
@@ -15,6 +17,7 @@ from potluck.orchestrator.generation import Generation
 from potluck.shard.core import Remember, ShardCore, Suspect
 from potluck.shard.settings import ShardSettings
 from potluck.testing.hash_model import HashSession, Undisturbed, row_bytes, run_item
+from potluck.wire.channel import Channel
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import Close, Fault, Message, Open, Stage
 from potluck.wire.work import (
@@ -32,8 +35,10 @@ from potluck.wire.work import (
     TruncateSession,
     Unload,
 )
+from potluck.wire.work_frames import encode, from_worker_decoder, to_worker_decoder
 
 MODEL, WEIGHTS, ARITHMETIC = "hash", "0" * 64, 1
+_MOST_FRAMES_BYTES = 1 << 20
 
 
 class Clock:
@@ -95,10 +100,12 @@ class SimWorker:
         self.sleeper = Sleeper(clock)
         self.sign_of_life_s = 0.0
         self.full_until_s = 0.0  # until then it has no memory for another session
+        self._orders, self._answers = to_worker_decoder(), from_worker_decoder()
         self._free_at_s = 0.0
 
     def do(self, message: ToWorker, body: bytes) -> None:
         """In order, each after what came before it."""
+        [(message, body)] = self._orders.feed(b"".join(encode(message, body)))
         tokens = sum(item.count for item in message.items) if isinstance(message, RunBatch) else 0
         cost = 0.05 if isinstance(message, Load) else self._speed * (1 + 0.1 * tokens) if tokens else 0.0
         self._free_at_s = max(self._free_at_s, self._clock.now_s) + cost
@@ -110,7 +117,8 @@ class SimWorker:
         self.sign_of_life_s = self._clock.now_s
         answer = self._answer(message, body)
         if answer is not None:
-            self._tell(*answer)
+            [(answered, data)] = self._answers.feed(b"".join(encode(*answer)))
+            self._tell(answered, data)
 
     def _answer(self, message: ToWorker, body: bytes) -> tuple[FromWorker, bytes] | None:
         if isinstance(message, Load):
@@ -406,6 +414,27 @@ class SimHead:
         self._do(act)
 
 
+class SimLink:
+    """A connection of two nodes: frames in, messages out, at each end."""
+
+    def __init__(self, a: bytes, b: bytes) -> None:
+        self._ends = {a: Channel(), b: Channel()}
+        self.is_broken = False
+
+    def frames(self, sender: bytes, message: Message, body: bytes) -> bytes:
+        """All that goes over the wire for it; no model here is so large that it would need credit."""
+        writer = self._ends[sender].writer
+        writer.push(message, body)
+        taken = b"".join(writer.take(_MOST_FRAMES_BYTES))
+        assert not writer.queued_bytes
+        return taken
+
+    def received(self, target: bytes, frames: bytes) -> tuple[Message, bytes]:
+        [received] = self._ends[target].receive(frames)
+        assert not received.chunks
+        return received.message, received.body
+
+
 class World:
     """Nodes and the links between them. A link keeps the order of what it carries, unless the seed says that a frame is doubled."""
 
@@ -426,7 +455,7 @@ class World:
         self.eavesdropper: bytes | None = None
         self._cut: dict[frozenset[bytes], float] = {}
         self._cut_one_way: dict[tuple[bytes, bytes], float] = {}
-        self._breaks: dict[frozenset[bytes], int] = {}
+        self._links: dict[frozenset[bytes], SimLink] = {}
 
     def send(self, sender: bytes, effect: SendTo) -> None:
         target = self.shards.get(effect.node) or self.heads.get(effect.node)
@@ -441,22 +470,33 @@ class World:
             arrival, self._cut.get(link, 0.0), self._cut_one_way.get(pair, 0.0), self._arrival_s.get(pair, 0.0)
         )
         self._arrival_s[pair] = arrival
-        number = self._breaks.get(link, 0)
-
-        def arrive() -> None:
-            if self._breaks.get(link, 0) == number:  # what was under way when a link broke is lost
-                target.receive(sender, effect.message, effect.body)
-
+        arrive = self._carry(sender, target, effect.message, effect.body)
         self.clock.at(arrival, arrive)
         if self.eavesdropper is not None and not isinstance(effect.message, Open) and self.random.random() < 0.2:
             # A member that is no part of it repeats what it has seen, or orders an end, in its own name: it can sign for no other.
             rogue, when = self.eavesdropper, arrival + self.random.uniform(0.0, self.doubled_after_s)
-            said = (
-                effect.message if self.random.random() < 0.5 else Close(getattr(effect.message, "session", bytes(16)))
+            said, body = (
+                (effect.message, effect.body)
+                if self.random.random() < 0.5
+                else (Close(getattr(effect.message, "session", bytes(16))), b"")
             )
-            self.clock.at(when, lambda: target.receive(rogue, said, effect.body))
+            self.clock.at(when, self._carry(rogue, target, said, body))
         if self.random.random() < self.doubles:
             self.clock.at(arrival + self.random.uniform(0.0, self.doubled_after_s), arrive)
+
+    def _carry(self, sender: bytes, target: "SimShard | SimHead", message: Message, body: bytes) -> Callable[[], None]:
+        """Puts it on the wire; what is returned is its arrival."""
+        ends = frozenset((sender, target.node))
+        link = self._links.get(ends)
+        if link is None:
+            link = self._links[ends] = SimLink(sender, target.node)
+        frames = link.frames(sender, message, body)
+
+        def arrive() -> None:
+            if not link.is_broken:  # what was under way when it broke is lost
+                target.receive(sender, *link.received(target.node, frames))
+
+        return arrive
 
     def _tell_lost(self, node: bytes, lost: bytes) -> None:
         party = self.shards.get(node) or self.heads.get(node)
@@ -467,6 +507,7 @@ class World:
         """The system closes a dead process's connections: everybody learns within a millisecond, after what was still under way."""
         for other in [*self.shards, *self.heads]:
             if other != node:
+                self._links.pop(frozenset((node, other)), None)
                 when = max(self.clock.now_s + self.delay_s, self._arrival_s.get((node, other), 0.0))
                 self.clock.at(when, lambda other=other: self._tell_lost(other, node))  # type: ignore[misc]
 
@@ -480,8 +521,9 @@ class World:
 
     def break_link(self, a: bytes, b: bytes) -> None:
         """Both sides learn of it, each as soon as it can; what was under way is lost."""
-        link = frozenset((a, b))
-        self._breaks[link] = self._breaks.get(link, 0) + 1
+        link = self._links.pop(frozenset((a, b)), None)
+        if link is not None:
+            link.is_broken = True
         self._tell_lost(a, b)
         self._tell_lost(b, a)
 

@@ -186,9 +186,12 @@ class FrameWriter:
 
     def take(self, max_bytes: int) -> list[Buffer]:
         """Buffers to write, in order: whole frames, at least one where anything may be sent, no more after max_bytes."""
+        if not (self._ready or self._grants or self._is_finishing):
+            if not self._urgent:
+                return []
+            if len(self._urgent) == 1:  # nearly always: a message that leaves at once
+                return [self._take_urgent()]
         taken: list[Buffer] = []
-        if not (self._urgent or self._ready or self._grants or self._is_finishing):
-            return taken  # nearly always, after a message that left at once
         size_bytes = 0
         while size_bytes < max_bytes and (frame := self.take_frame()):
             taken += frame
@@ -204,15 +207,18 @@ class FrameWriter:
             stream, chunks = self._grants.popitem()
             return [HEADER.pack(CREDIT, 0, 0, stream, 0, 0, 0, chunks)]
         if self._urgent:
-            frame = self._urgent.popleft()
-            self._queued_bytes -= len(frame) - HEADER_BYTES + _QUEUED_OVERHEAD_BYTES
-            return [frame]
+            return [self._take_urgent()]
         if self._ready:
             return self._take_chunk(self._ready.popleft())
         if self._may_finish:
             self._is_finished = True
             return [HEADER.pack(GOODBYE, 0, 0, 0, 0, 0, 0, 0)]
         return []
+
+    def _take_urgent(self) -> bytes:
+        frame = self._urgent.popleft()
+        self._queued_bytes -= len(frame) - HEADER_BYTES + _QUEUED_OVERHEAD_BYTES
+        return frame
 
     def _take_chunk(self, outgoing: _Outgoing) -> list[Buffer]:
         bulk = cast(_Bulk, outgoing.queue[0])

@@ -1,5 +1,7 @@
 """The shard's decisions, driven by hand: what is refused, what is batched, what a new epoch does, what is left at the end."""
 
+from collections import deque
+
 import msgspec
 import pytest
 
@@ -453,6 +455,10 @@ def decode_sessions(bench: CoreBench, count: int, stages: int) -> None:
         bench.open(number, wiring=wiring_of(bench.stage, stages=stages))
 
 
+def numbers_of(batch: RunBatch) -> list[int]:
+    return [int.from_bytes(item.session, "big") for item in batch.items]
+
+
 @pytest.mark.parametrize(
     ("sessions", "stages", "most"), [(1, 4, 1), (4, 2, 2), (5, 2, 3), (8, 2, 4), (8, 3, 3), (8, 8, 1)]
 )
@@ -460,19 +466,84 @@ def test_a_batch_takes_as_many_decode_steps_as_sessions_by_shards(sessions: int,
     bench = CoreBench(MIDDLE)
     decode_sessions(bench, sessions, stages)
     sizes = []
-    bench.step(0, session=1)
-    batch: RunBatch | None = bench.batch
-    for number in range(2, sessions + 1):
+    with_worker: deque[RunBatch] = deque()
+    for number in range(1, sessions + 1):
         bench.step(0, session=number)
-        assert bench.work == []  # one batch at a time
-    while batch is not None:
-        sizes.append(len(batch.items))
-        bench.done(batch)
-        batches = [order for order in bench.orders if isinstance(order, RunBatch)]
-        batch = batches[0] if batches else None
+        with_worker += bench.batches
+    while with_worker:
+        sizes.append(len(with_worker[0].items))
+        bench.done(with_worker.popleft())
+        with_worker += bench.batches
+        assert len(with_worker) <= 2
     assert sizes[0] == 1  # it never waits for a wave to fill up
     assert max(sizes) == min(most, max(1, sessions - 1))
     assert sum(sizes) == sessions
+
+
+def test_a_full_batch_goes_to_the_worker_before_it_has_answered_the_last() -> None:
+    bench = CoreBench(MIDDLE)
+    decode_sessions(bench, 8, stages=2)
+    bench.step(0, session=1)
+    first = bench.batch
+    for number in (2, 3, 4):
+        bench.step(0, session=number)
+        assert bench.work == []  # others may still come, and be computed with these
+    bench.step(0, session=5)
+    second = bench.batch
+    assert numbers_of(second) == [2, 3, 4, 5]
+    for number in (6, 7, 8):
+        bench.step(0, session=number)
+    assert len(bench.done(first)) == 1
+    assert bench.work == []  # three are not full
+    bench.step(1, session=1)
+    third = bench.batch
+    assert numbers_of(third) == [6, 7, 8, 1]
+    assert len(bench.done(second)) == len(bench.done(third)) == 4
+    assert bench.core.state.queue_depth == 0
+
+
+def test_no_more_than_two_batches_are_with_the_worker() -> None:
+    bench = CoreBench(MIDDLE)
+    decode_sessions(bench, 8, stages=8)
+    bench.step(0, session=1)
+    first = bench.batch
+    bench.step(0, session=2)
+    assert numbers_of(bench.batch) == [2]
+    for number in range(3, 9):
+        bench.step(0, session=number)
+        assert bench.work == []
+    bench.done(first)
+    assert numbers_of(bench.batch) == [3]
+
+
+def test_a_prompt_does_not_go_to_a_worker_that_computes() -> None:
+    """It may take long, and whoever comes meanwhile would wait for it and for what runs."""
+    bench = CoreBench(MIDDLE)
+    decode_sessions(bench, 4, stages=2)
+    bench.step(0, session=1)
+    running = bench.batch
+    bench.step(0, 5, session=2)
+    bench.step(0, session=3)
+    bench.step(0, session=4)
+    assert bench.work == []
+    bench.done(running)
+    assert numbers_of(bench.batch) == [2, 3, 4]
+
+
+def test_a_session_that_ends_or_is_cut_wants_nothing_of_a_batch_that_waits_in_the_worker() -> None:
+    bench = CoreBench(MIDDLE)
+    decode_sessions(bench, 6, stages=2)
+    bench.step(0, session=1)
+    first = bench.batch
+    for number in (2, 3, 4):
+        bench.step(0, session=number)
+    second = bench.batch
+    bench.tell(HEAD, Close(session_id(2)))
+    bench.tell(HEAD, Rewire(session_id(3), 1, 0, wiring_of(MIDDLE, stages=2)))
+    bench.done(first)
+    assert len(bench.done(second)) == 1  # the fourth's
+    bench.step(0, session=3, epoch=1)
+    assert numbers_of(bench.batch) == [3]
 
 
 def test_prompts_share_a_batch_up_to_its_budget_of_tokens() -> None:
