@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import io
 import logging
+import math
 import mmap
 import os
 import tempfile
@@ -30,6 +31,7 @@ _ALIGNMENT = 4096
 _PREFIX = ".packing-"
 _ABANDONED_AFTER_S = 3600.0
 _PIECE_BYTES = 4 << 20  # a multiple of every size that a large page has
+_HEADER_BEGIN = b'{"layout_version":'
 _TAIL_BYTES = 8192  # kernels prefetch past the end of a tensor; keep that inside the mapping
 
 
@@ -159,6 +161,7 @@ def _write(path: Path, checkpoint: Checkpoint, header: _Header) -> None:
             pieces.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        _remove_outdated(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
@@ -200,6 +203,22 @@ def _sweep(folder: Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # another process has finished it
             if path.stat().st_mtime < oldest:
                 path.unlink()
+
+
+def _remove_outdated(path: Path) -> None:
+    """What was there in `path`'s stead before the layout changed: as large as the weights, and of no use to this version or a later one."""
+    unit = path.name.split(".")[0]
+    for other in path.parent.glob(f"{unit}.*.packed"):
+        with contextlib.suppress(OSError):  # removed by another process, or mapped by one where that forbids it
+            if other != path and _version_of(other) < LAYOUT_VERSION:
+                other.unlink()
+
+
+def _version_of(path: Path) -> float:
+    with path.open("rb") as file:
+        begin = file.read(len(_HEADER_BEGIN) + 8)
+    number = begin.removeprefix(_HEADER_BEGIN).partition(b",")[0]
+    return int(number) if begin.startswith(_HEADER_BEGIN) and number.isdigit() else math.inf  # not ours to judge
 
 
 def _tensor(place: _Place, memory: npt.NDArray[np.uint8]) -> PackedTensor:

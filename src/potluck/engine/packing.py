@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from potluck.engine.formats import Bytes, as_blocks, k_fifth_bits, k_nibbles, q6_integers, six_bit_scales
-from potluck.engine.kernels.layout import BLOCK, LAYOUTS, FloatLayout, QuantLayout
+from potluck.engine.kernels.layout import BLOCK, LAYOUTS, SIX_HIGH_AT, FloatLayout, QuantLayout
 from potluck.engine.kernels.processor import ROWS
 
 _SLAB_BYTES = 8 << 20
@@ -93,19 +93,27 @@ def _super_integers(blocks: Bytes, layout: QuantLayout) -> Bytes:
     return k_nibbles(blocks[..., 16:])
 
 
+def _six_bits(scales: Bytes, minimums: Bytes) -> Bytes:
+    """(…, rows, 8) scales and minimums below 64 to 64 bytes of their upper two bits and 128 of their lower four."""
+    scales, minimums = scales.swapaxes(-1, -2), minimums.swapaxes(-1, -2)
+    uppers = (scales[..., :4, :], minimums[..., :4, :], scales[..., 4:, :], minimums[..., 4:, :])
+    high = np.bitwise_or.reduce([(values >> 4) << 2 * i for i, values in enumerate(uppers)])
+    both = np.concatenate([high, (scales & 15) | ((minimums & 15) << 4)], axis=-2)  # (…, 4 + 8, rows)
+    return both.reshape(*both.shape[:-2], -1)
+
+
 def _pack_super(blocks: Bytes, packed: Bytes, layout: QuantLayout) -> None:
     front = packed.shape[:2]
+    parts = packed[..., layout.first_part :].reshape(*front, 8, layout.part)
     if layout.name == "Q6_K":
         packed[..., 0:32] = blocks[..., 208:210].reshape(*front, 32)
         sixteens = blocks[..., 192:208].reshape(*front, ROWS, 8, 2)
-        small = [sixteens[..., 0], sixteens[..., 1]]
+        for i in range(2):
+            parts[..., 16 * i : 16 * i + 16] = sixteens[..., i].swapaxes(-1, -2)
     else:
         packed[..., 0:32] = blocks[..., 0:2].reshape(*front, 32)
         packed[..., 32:64] = blocks[..., 2:4].reshape(*front, 32)
-        small = list(six_bit_scales(blocks[..., 4:16]))
-    parts = packed[..., layout.first_part :].reshape(*front, 8, layout.part)
-    for i, values in enumerate(small):
-        parts[..., 16 * i : 16 * i + 16] = values.swapaxes(-1, -2)
+        packed[..., SIX_HIGH_AT:256] = _six_bits(*six_bit_scales(blocks[..., 4:16]))
     integers = _super_integers(blocks, layout).swapaxes(-3, -2)  # (groups, supers, 8, rows, 32)
     parts[..., layout.nibbles_at : layout.nibbles_at + 256] = _by_fours(_pair_nibbles(integers))
     if layout.high_bits:

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from potluck.engine import packed_cache
+from potluck.engine.kernels.layout import LAYOUTS
 from potluck.engine.packed_cache import PackedCache, PackedTensor
 from tests.support.memory_checkpoint import MemoryCheckpoint
-from tests.support.random_weights import FORMATS, random_weights
+from tests.support.random_weights import FORMATS, QUANTISED_FORMATS, random_weights
 
 NAMES = ("layers.0.query", "layers.0.down")
 
@@ -63,6 +64,13 @@ def files_in(folder: Path) -> list[Path]:
 def test_a_mapped_file_holds_what_memory_would(format_name: str, tmp_path: Path) -> None:
     assert load(tmp_path, checkpoint_of(format_name)) == load(None, checkpoint_of(format_name))
     assert len(files_in(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("format_name", QUANTISED_FORMATS)
+def test_packed_weights_take_what_the_file_takes(format_name: str) -> None:
+    """Memory's speed is what an answer waits for: a byte more per block is a slower token."""
+    raw = random_weights(np.random.default_rng(1), format_name, 32, 512)
+    assert LAYOUTS[format_name].packed_bytes(32, 512) == raw.nbytes
 
 
 def test_a_second_load_reads_no_weights(tmp_path: Path) -> None:
@@ -114,6 +122,29 @@ def test_another_model_gets_another_file(tmp_path: Path) -> None:
     assert first != second
     assert len(files_in(tmp_path)) == 2
     assert load(tmp_path, checkpoint_of(seed=1), "one") == first
+
+
+def test_what_an_older_layout_left_goes_and_nothing_else_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_cache, "LAYOUT_VERSION", packed_cache.LAYOUT_VERSION - 1)
+    load(tmp_path)
+    [old] = files_in(tmp_path)
+    monkeypatch.undo()
+    kept = [tmp_path / "layer-0000.other.packed", tmp_path / "layer-0001.older.packed"]
+    kept[0].write_bytes(b"somebody's own")
+    kept[1].write_bytes(old.read_bytes())  # another layer's: its turn comes when that is packed
+    load(tmp_path)
+    [new] = set(files_in(tmp_path)) - set(kept)
+    assert new != old
+    load(tmp_path)
+    assert files_in(tmp_path) == sorted([new, *kept])
+
+
+def test_what_a_newer_layout_wrote_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_cache, "LAYOUT_VERSION", packed_cache.LAYOUT_VERSION + 1)
+    load(tmp_path)
+    monkeypatch.undo()
+    load(tmp_path)
+    assert len(files_in(tmp_path)) == 2
 
 
 def spoil_header(path: Path) -> None:

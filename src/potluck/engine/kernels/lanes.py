@@ -159,6 +159,12 @@ class Emitter:
         pointer = self.builder.inttoptr(self.add(address, offset), lanes.type.as_pointer())
         self.builder.store(lanes.value, pointer).align = 1
 
+    def room(self, size_bytes: int) -> ir.Value:
+        """The address of some memory of the kernel's own."""
+        slot = cgutils.alloca_once(self.builder, ir.ArrayType(I8, size_bytes))
+        slot.align = 64
+        return self.builder.ptrtoint(slot, I64)
+
     def prefetch(self, address: ir.Value, offset: int, level: int) -> None:
         """`level`: the cache, 1 to 3, or USED_ONCE."""
         pointer = self.builder.inttoptr(self.add(address, offset), I8.as_pointer())

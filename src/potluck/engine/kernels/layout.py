@@ -10,8 +10,10 @@ import msgspec
 
 from potluck.engine.kernels.processor import ROWS
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 BLOCK = 32  # columns
+# Where a super-block keeps its 8 scales and 8 minimums of 6 bits: the upper two of both for blocks i and i + 4, then the lower four.
+SIX_HIGH_AT, SIX_LOW_AT = 64, 128
 
 
 class QuantLayout(msgspec.Struct, frozen=True):
@@ -69,10 +71,9 @@ LAYOUTS: dict[str, Layout] = {
         QuantLayout(5, "Q5_0", 5, 32, 22, offset=16, part=352, nibbles_at=32, high_at=288, high_bits=1),
         QuantLayout(6, "Q5_1", 5, 32, 24, has_minimum=True, part=384, nibbles_at=64, high_at=320, high_bits=1),
         QuantLayout(7, "Q8_0", 8, 32, 34, offset=128, part=544, nibbles_at=32),
-        QuantLayout(8, "Q4_K", 4, 256, 144, has_minimum=True, scales="super", part=288, first_part=64, nibbles_at=32),
+        QuantLayout(8, "Q4_K", 4, 256, 144, has_minimum=True, scales="super", part=256, first_part=256),
         QuantLayout(
-            9, "Q5_K", 5, 256, 176, has_minimum=True, scales="super", part=352, first_part=64, nibbles_at=32, high_at=288,
-            high_bits=1,
+            9, "Q5_K", 5, 256, 176, has_minimum=True, scales="super", part=320, first_part=256, high_at=256, high_bits=1
         ),
         QuantLayout(
             10, "Q6_K", 6, 256, 210, offset=32, scales="super16", part=416, first_part=32, nibbles_at=32, high_at=288,

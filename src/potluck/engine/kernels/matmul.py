@@ -15,7 +15,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from potluck.engine.kernels.lanes import F32, I8, I16, I32, I64, Emitter, Lanes, Variable, vector
-from potluck.engine.kernels.layout import BLOCK, LAYOUT_BY_CODE, FloatLayout, QuantLayout
+from potluck.engine.kernels.layout import BLOCK, LAYOUT_BY_CODE, SIX_HIGH_AT, SIX_LOW_AT, FloatLayout, QuantLayout
 from potluck.engine.kernels.memory import BATCH_ROWS, KERNEL, KERNEL_OPTIONS, words
 from potluck.engine.kernels.processor import PROCESSORS, ROWS, Processor, reading_ahead
 
@@ -54,6 +54,10 @@ class _Tile:
         self.e, self.processor, self.layout, self.at, self.tokens = e, processor, layout, operands, tokens
         self.lanes = processor.lanes
         self.row_bytes = e.mul(operands.blocks, BLOCK)
+        self.share = layout.super_bytes // layout.blocks_per_super  # of a super-block, for each of its blocks
+        self.six_bits = (
+            e.room(256) if layout.scales == "super" else None
+        )  # as bytes: scales of eight blocks, then minimums
 
     def emit(self) -> None:
         halves = range(ROWS // self.lanes)
@@ -73,13 +77,16 @@ class _Tile:
             address = e.add(self.at.weights, e.mul(index, layout.super_bytes))
             first_block = e.mul(index, layout.blocks_per_super)
             scales = {half: self._super_scales(address, half) for half in halves}
+            if self.six_bits is not None:
+                self._spread_six_bits(address, self.six_bits)
 
             def block(part: ir.Value) -> None:
                 place = e.add(address, e.add(e.mul(part, layout.part), layout.first_part))
+                small = place if self.six_bits is None else e.add(self.six_bits, e.mul(part, ROWS))
                 if self.tokens == 1 or halves[0] == 0:
-                    self._prefetch(place)
+                    self._prefetch(e.add(address, e.mul(part, self.share)))
                 for half in halves:
-                    self._block(place, e.add(first_block, part), half, scales[half], sums)
+                    self._block(place, small, e.add(first_block, part), half, scales[half], sums)
 
             # A loop, not eight copies: processors that read ahead by themselves do it for each load instruction, and know only so many.
             e.loop(e.integer(layout.blocks_per_super), block)
@@ -90,9 +97,9 @@ class _Tile:
             e.store(total.get(), self.at.output, place)
 
     def _prefetch(self, place: ir.Value) -> None:
-        """The lines of one block, some way ahead: a few at a time, as a burst would only wait for itself."""
+        """A block's share of the lines, some way ahead: a few at a time, as a burst would only wait for itself."""
         ahead = reading_ahead(self.tokens)
-        for line in range(0, self.layout.part, 64):
+        for line in range(0, self.share, 64):
             self.e.prefetch(place, ahead.distance_bytes + line, ahead.level)
 
     def _halves(self, address: ir.Value, offset: int, half: int) -> Lanes:
@@ -108,16 +115,25 @@ class _Tile:
         raw = self.e.load(vector(I8, self.lanes), address, offset + half * self.lanes)
         return raw.widen(I32, signed=False).to_float()
 
-    def _scales(self, part: ir.Value, half: int, super_scales: list[Lanes]) -> tuple[Lanes, Lanes | None]:
+    def _spread_six_bits(self, address: ir.Value, room: ir.Value) -> None:
+        """Once for eight blocks, in a few wide operations; the file keeps them so, and memory is what one token waits for."""
+        e = self.e
+        high = e.load(vector(I8, 64), address, SIX_HIGH_AT)
+        for i in range(2):
+            low = e.load(vector(I8, 64), address, SIX_LOW_AT + 64 * i)
+            e.store((low & _bytes(e, 64, 15)) | _bits_four_five(e, high, 2 * i, 64), room, 64 * i)
+            e.store((low >> _bytes(e, 64, 4)) | _bits_four_five(e, high, 2 * i + 1, 64), room, 128 + 64 * i)
+
+    def _scales(self, small: ir.Value, half: int, super_scales: list[Lanes]) -> tuple[Lanes, Lanes | None]:
         """The block's scale and minimum as float32; products of a half and 6 bits are exact."""
         if self.layout.scales == "block":
-            d = self._halves(part, 0, half)
-            return d, self._halves(part, 32, half) if self.layout.has_minimum else None
+            d = self._halves(small, 0, half)
+            return d, self._halves(small, 32, half) if self.layout.has_minimum else None
         if self.layout.scales == "super16":
             return super_scales[0], None
-        d = super_scales[0] * self._bytes_to_float(part, 0, half)
+        d = super_scales[0] * self._bytes_to_float(small, 0, half)
         negative = self.e.floats(-1.0, self.lanes)
-        return d, (super_scales[1] * negative) * self._bytes_to_float(part, 16, half)
+        return d, (super_scales[1] * negative) * self._bytes_to_float(small, 128, half)
 
     def _unpack(self, part: ir.Value, half: int) -> list[Lanes]:
         """Eight vectors of unsigned bytes, 4 columns by `lanes` rows each."""
@@ -151,11 +167,11 @@ class _Tile:
         return e.broadcast(element, self.lanes, base, place)
 
     def _block(
-        self, place: ir.Value, block: ir.Value, half: int, super_scales: list[Lanes],
+        self, place: ir.Value, small: ir.Value, block: ir.Value, half: int, super_scales: list[Lanes],
         totals: dict[tuple[int, int], Variable],
     ) -> None:  # fmt: skip
         e, layout = self.e, self.layout
-        d, minimum = self._scales(place, half, super_scales)
+        d, minimum = self._scales(small, half, super_scales)
         weights = self._unpack(place, half)
         activations = [self._activation_bytes(token, block) for token in range(self.tokens)]
         if layout.scales == "super16":
