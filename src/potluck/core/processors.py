@@ -1,7 +1,10 @@
-"""The machine's cores: how many are ours to use, and giving one up for a moment."""
+"""The machine's cores: how many are ours to use, giving one up for a moment, and keeping to one."""
 
 import functools
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from potluck.core.control_groups import OWN_GROUPS, ControlGroups
 
@@ -30,8 +33,71 @@ def give_way_where_few() -> None:
         give_way()
 
 
+class CoreHold:
+    """Keeps the thread that uses it, a daemon's loop, to the last of two or three cores while it is told to.
+
+    One answer keeps one worker at a time busy, so that a core is always free for daemons; but left to itself the scheduler puts a daemon
+    now on one core and now on another, in the way of a worker that is about to begin, and away from its own warm code (docs/hop.md).
+    Of several nodes on a machine all daemons keep to the same core. Where a thread may not choose its cores, nothing happens.
+    """
+
+    def __init__(self, tasks: Path = Path("/proc/self/task")) -> None:
+        self._ours: set[int] = set()  # what was ours before; empty: nothing is held
+        self._tasks = tasks
+
+    def __repr__(self) -> str:
+        return f"<CoreHold {'of the last of ' + str(len(self._ours)) if self._ours else 'free'}>"
+
+    def cores(self) -> set[int]:
+        """Those that this process may run on, held or not."""
+        return self._ours or _own_cores()
+
+    def keep_while(self, is_wanted: bool) -> None:
+        if is_wanted == bool(self._ours):
+            return
+        if not is_wanted:
+            self._let_go(self._ours)
+            self._ours = set()
+        elif 1 < len(cores := _own_cores()) < _FEW and _put(0, {max(cores)}):
+            self._ours = cores
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """For starting a process, which inherits where it may run."""
+        was_held = bool(self._ours)
+        self.keep_while(False)
+        try:
+            yield
+        finally:
+            self.keep_while(was_held)
+
+    def _let_go(self, cores: set[int]) -> None:
+        """Also the threads that were started meanwhile, which have inherited the one core."""
+        _put(0, cores)
+        with suppress(OSError):  # no /proc, or a thread that has ended since
+            for task in self._tasks.iterdir():
+                _put(int(task.name), cores)
+
+
+def _own_cores() -> set[int]:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return affinity(0) if affinity is not None else set(range(os.cpu_count() or 1))
+
+
+def _put(task: int, cores: set[int]) -> bool:
+    """Whether a thread may choose its cores, and has: not on every system, nor in every sandbox. 0: the thread that calls."""
+    try:
+        os.sched_setaffinity(task, cores)
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+LOOP_CORE = CoreHold()
+"""Of this process, whose event loop is one thread."""
+
+
 def usable_cores(groups: ControlGroups = OWN_GROUPS) -> int:
     """Those that this process may run on, and no more than its control group is paid for: a container may see 64 and have two."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    cores = len(LOOP_CORE.cores())
     return min(cores, groups.cores() or cores)

@@ -20,6 +20,7 @@ from potluck.core.errors import (
     ResumeImpossible,
     ShardUnavailable,
 )
+from potluck.core.processors import LOOP_CORE
 from potluck.core.remembered import (
     Accounts,
     AnswerSoFar,
@@ -140,12 +141,17 @@ class Node:
         server = ShardServer(self.id, settings, worker, self.links.send_all, self.metrics)
         server.on_suspect = self.orchestrator.on_suspect
         server.on_remember = self._remember
+        server.on_session_count = self._settle_on_cores
         self.shards.append(server)
         self.orchestrator.store.put(self.id, "", self._describe(0), is_own=True)
         if model is not None:
             self._models[model.weights_sha256] = model
         self._start_housekeeping()
         return server
+
+    def _settle_on_cores(self) -> None:
+        """With one answer on its way a daemon has its place; with several it runs wherever there is room."""
+        LOOP_CORE.keep_while(sum(shard.core.session_count for shard in self.shards) == 1)
 
     def _start_housekeeping(self) -> None:
         if self._housekeeping is None:
@@ -158,6 +164,7 @@ class Node:
             server.give_up()
             self._owners = {session: owner for session, owner in self._owners.items() if owner is not server}
             await server.stop()
+            self._settle_on_cores()
 
     async def stop(self) -> None:
         for listener in self._listeners:
@@ -174,6 +181,7 @@ class Node:
         await self.weights.close()
         for shard in self.shards:
             await shard.stop()
+        LOOP_CORE.keep_while(False)
 
     async def _keep_house(self) -> None:
         while True:

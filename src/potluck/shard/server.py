@@ -56,6 +56,8 @@ class ShardServer:
         self.supervisor = WorkerSupervisor(worker, self._on_worker_message, self._on_worker_lost)
         self.on_suspect: Callable[[bytes], None] = lambda node: None  # told whom a head has found lost
         self.on_remember: Callable[[bytes, AnswerSoFar], None] = lambda key, answer: None  # told of answers cut short
+        self.on_session_count: Callable[[], None] = lambda: None  # told when there are more or fewer
+        self._session_count = 0  # as told
         self._send = send
         self._callers: dict[bytes, InProcessCaller] = {}
         self._loop = asyncio.get_running_loop()
@@ -185,6 +187,9 @@ class ShardServer:
                 self.on_suspect(effect.node)
         if to_send:
             self._send(to_send)
+        if self.core.session_count != self._session_count:
+            self._session_count = self.core.session_count
+            self.on_session_count()
 
     def _note_work(self, message: ToWorker) -> None:
         if type(message) is Rehearse:

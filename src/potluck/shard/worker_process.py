@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import cast
 
 from potluck.core.errors import ProtocolViolation
+from potluck.core.processors import LOOP_CORE
 from potluck.shard.memory_limit import has_run_out_of_memory
 from potluck.wire.work import FromWorker, Load, Loaded, LoadFailed, OpenSession, Ping, Pong, RunBatch, ToWorker
 from potluck.wire.work_frames import encode, from_worker_decoder
@@ -109,7 +110,7 @@ class WorkerProcess(asyncio.Protocol):
         worker = cls(on_message, on_lost, patience_s)
         ours, theirs = socket.socketpair()
         try:
-            with theirs:
+            with theirs, LOOP_CORE.suspended():
                 worker._process = _spawn(settings, theirs)
             ours.setblocking(False)
             await worker._loop.create_connection(lambda: worker, sock=ours)
