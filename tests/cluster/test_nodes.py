@@ -162,7 +162,7 @@ def test_those_who_stay_in_a_pipeline_suspect_the_one_that_was_lost(models_home:
             alone = tokens_of(await frames_of(node, request, params))
             store, loop = member.orchestrator.store, asyncio.get_running_loop()
             frames: list[StreamFrame] = []
-            preferred = set()  # while it is suspected: it may be back, and heard of, before the answer ends
+            preferred = set()  # while it is suspected: what it says of itself clears that, every two seconds
             async for frame in node.orchestrator.chat(request, params):
                 frames.append(frame)
                 if isinstance(frame, TokenDelta) and frame.position == 24:

@@ -14,7 +14,7 @@ from potluck.weights.checkpoint import Checkpoint, TensorEntry
 Floats = npt.NDArray[np.float32]
 _Q8_BLOCK = np.dtype([("scale", "<f2"), ("integers", "i1", 32)])
 _LINE_BYTES = 64
-_AHEAD_BYTES = 1 << 20  # a core's second cache; takes 30 µs, a third of what an answer's way to the next worker takes
+_AHEAD_BYTES = 1 << 20  # a core's second cache, read in 24 µs on Zen 5
 
 
 class LayerWeights:
