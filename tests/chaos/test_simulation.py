@@ -15,13 +15,17 @@ import pytest
 from potluck.orchestrator.generation import Generation, GenerationRequest
 from potluck.orchestrator.journal import Journal
 from potluck.orchestrator.prompt_scores import PromptScores
+from potluck.shard.ahead import Ahead
+from potluck.shard.batching import Running
 from potluck.shard.core import ShardCore
+from potluck.shard.foresight import ForeseenAnswer, ForeseenArrival, Foresight
 from potluck.shard.sessions import ShardSession
 from potluck.testing.simulation import Outcome, Parts, repeat_command, run_seed, run_seeds
 from potluck.wire.effects import SendTo
 from potluck.wire.frame_writer import FrameWriter
 from potluck.wire.frames import Buffer
 from potluck.wire.messages import Message, Result, Rewire, Sampler, Step
+from potluck.wire.work import RunBatch
 
 SEEDS = 100_000 if os.environ.get("POTLUCK_LONG") else 5_000
 PROCESSES = min(2, os.cpu_count() or 1)
@@ -44,17 +48,21 @@ def outcomes(seeds: int) -> Iterator[Outcome]:
 
 def test_every_text_is_the_undisturbed_one_and_nothing_is_left_behind() -> None:
     bad: list[str] = []
-    failovers = faults = 0
+    failovers = faults = foreseen = 0
     longest_s = 0.0
     for outcome in outcomes(SEEDS):
         failovers += outcome.failovers
         faults += len(outcome.faults)
+        foreseen += outcome.foreseen
         longest_s = max(longest_s, outcome.longest_pause_s)
         if outcome.problem:
             bad.append(f"{repeat_command(outcome.seed)}  # {outcome.problem[:300]} ({', '.join(outcome.faults)})")
-    print(f"\n{SEEDS} seeds, {faults} faults, {failovers} failovers, longest pause {longest_s:.1f} s simulated")
+    print(
+        f"\n{SEEDS} seeds, {faults} faults, {failovers} failovers, longest pause {longest_s:.1f} s simulated; {foreseen} sent ahead"
+    )
     assert not bad, "\n".join(bad[:10])
     assert failovers > SEEDS // 4  # it did go wrong, often enough
+    assert foreseen > 10 * SEEDS  # and most of what went right had left before it was decided
 
 
 def test_a_seed_repeats_itself() -> None:
@@ -218,13 +226,62 @@ class NeverReplays(Generation):
         return
 
 
+class ForeseesPastTheCredit(Foresight):
+    """Sends tokens round the ring that its reader has not asked for."""
+
+    def _next_token(self, number: int, running: Running, session: ShardSession) -> ForeseenAnswer | None:
+        credits_left, session.credits = session.credits, 1
+        foreseen = super()._next_token(number, running, session)
+        session.credits = credits_left
+        return foreseen
+
+
+class ForeseesWhatWasCut(Foresight):
+    """Takes what the worker computes for wanted, whatever has been cut off since."""
+
+    def _next_answer(self) -> ForeseenAnswer | None:
+        for number, [running] in self._batches.running.items():
+            self._batches.running[number] = [msgspec.structs.replace(running, cuts=running.session.cuts)]
+            foreseen = super()._next_answer()
+            self._batches.running[number] = [running]
+            return foreseen
+        return None
+
+
+class ForgetsThatTheSamplerIsNew(Foresight):
+    def _next_arrival(self, session: ShardSession) -> ForeseenArrival | None:
+        untold, session.untold_sampler = session.untold_sampler, None
+        foreseen = super()._next_arrival(session)
+        session.untold_sampler = untold
+        return foreseen
+
+
+class NotesTheWrongBatch(Foresight):
+    def _next_arrival(self, session: ShardSession) -> ForeseenArrival | None:
+        foreseen = super()._next_arrival(session)
+        if foreseen is None or foreseen.step.position % 7:
+            return foreseen
+        return msgspec.structs.replace(foreseen, batch=RunBatch(foreseen.batch.batch + 1, foreseen.batch.items))
+
+
+def foreseeing(kind: type[Foresight]) -> Parts:
+    class Core(ShardCore):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args)  # type: ignore[arg-type]
+            self.foresight = kind(self.node, self._batches, self._residency, self._life)
+
+    Core.__name__ = kind.__name__
+    return Parts(core=Core)
+
+
 MUTANTS = [
     Parts(core=IgnoresEpochs), Parts(core=IgnoresPositions), Parts(core=TakesRehearsalsForSteps),
     Parts(core=ForgetsToTruncate), Parts(core=NeverFreesTheWorker),
     Parts(core=WaitsForADeadHead), Parts(core=ObeysAnybody),
     Parts(core=KeepsTheOutbox), Parts(core=SendsOnPastAGap), Parts(generation=ResumesOneTooLate), Parts(generation=ForgetsWhatWasSaid),
     Parts(generation=BelievesEveryResult), Parts(generation=NeverCloses), Parts(generation=NeverReplays),
-    Parts(generation=ForgetsScores), Parts(generation=ForgetsTheGrammar),
+    Parts(generation=ForgetsScores), Parts(generation=ForgetsTheGrammar), foreseeing(ForeseesPastTheCredit),
+    foreseeing(ForeseesWhatWasCut), foreseeing(ForgetsThatTheSamplerIsNew), foreseeing(NotesTheWrongBatch),
 ]  # fmt: skip
 
 
@@ -256,6 +313,12 @@ def forgets_the_epoch(writer: FrameWriter, message: Message, body: Buffer = b"")
 
 
 _push = FrameWriter.push
+
+
+def test_foresight_that_outlives_its_moment_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ahead, "forget", lambda ahead: None)
+    problems = [outcome.problem for outcome in run_seeds(range(100)) if outcome.problem]
+    assert problems
 
 
 @pytest.mark.parametrize("push", [mixes_up_bodies, forgets_the_epoch])

@@ -61,7 +61,6 @@ from potluck.wire.messages import (
     Rewired,
     ShardInfo,
     ShardLost,
-    Spent,
     Stage,
     Summary,
     Suspicion,
@@ -72,6 +71,7 @@ from potluck.wire.messages import (
     Wanted,
     Wiring,
 )
+from potluck.wire.spent import add_spent
 from potluck.wire.work import FromWorker, ToWorker
 from potluck.wire.work_frames import WorkDecoder, from_worker_decoder, to_worker_decoder
 from potluck.wire.work_frames import encode as encode_work
@@ -118,7 +118,7 @@ MESSAGES: tuple[tuple[Message, bytes], ...] = (
             token=77,
             logprob=-1.5,
             top=((1, -0.5), (2, -0.7)),
-            spent=(Spent(5, 2), Spent(3, 1)),
+            spent=add_spent(add_spent(b"", 5, 2), 3, 1),
         ),
         b"\x03" * 90,
     ),

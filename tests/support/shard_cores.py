@@ -3,7 +3,8 @@
 import msgspec
 
 from potluck.core.sampling_params import SamplingParams
-from potluck.shard.core import ShardCore, Work
+from potluck.shard.core import Effect, ShardCore, Work
+from potluck.shard.foresight import ForeseenAnswer, ForeseenArrival
 from potluck.shard.settings import ShardSettings
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
@@ -30,12 +31,19 @@ from potluck.wire.messages import (
     Truncate,
     Wiring,
 )
+from potluck.wire.spent import SPENT_BYTES
 from potluck.wire.work import BatchDone, FromWorker, Loaded, RunBatch, SessionOpened, ToWorker, WorkOutput
 
 ROW_BYTES = 8
 LAYERS = 8
 HEAD, SHARD, BEFORE, AFTER, STRANGER, OTHER_HEAD = (bytes([number]) * 32 for number in range(1, 7))
 FIRST, MIDDLE, LAST, WHOLE = Stage(0, 3, True), Stage(3, 6), Stage(6, LAYERS, False, True), Stage(0, LAYERS, True, True)
+
+
+def _is_as_foreseen(foreseen: ForeseenArrival, message: Message, body: bytes) -> bool:
+    spent = getattr(message, "spent", b"")
+    is_so_long = (len(spent), len(body)) == (foreseen.stages * SPENT_BYTES, foreseen.body_bytes)
+    return is_so_long and message == msgspec.structs.replace(foreseen.step, spent=spent)
 
 
 def session_id(number: int) -> bytes:
@@ -98,6 +106,7 @@ class CoreBench:
         self.worker_idle_us = 0
         self.sent: list[SendTo] = []
         self.work: list[Work] = []
+        self.foreseen = 0  # effects that were, and are what was
         if is_loaded:
             self.core.load()
             self.hear(Loaded(stage, 0, 0, 1000))
@@ -109,15 +118,31 @@ class CoreBench:
         self.work = [effect for effect in effects if isinstance(effect, Work)]
 
     def tell(self, sender: bytes, message: Message, body: bytes = b"") -> list[SendTo]:
+        foreseen = self.core.foresight.next()
         self.core.on_message(sender, message, body, self.now_s, self.worker_idle_us)
         self.core.start_batch()
+        if (
+            isinstance(foreseen, ForeseenArrival)
+            and sender == foreseen.sender
+            and _is_as_foreseen(foreseen, message, body)
+        ):
+            self._check(foreseen.decision(body))
         self.take()
         return self.sent
 
     def hear(self, message: FromWorker, body: bytes = b"") -> list[SendTo]:
+        foreseen = self.core.foresight.next()
         self.core.on_worker_message(message, body, self.now_s)
+        if isinstance(foreseen, ForeseenAnswer) and isinstance(message, BatchDone):
+            numbers = foreseen.numbers(message, body, self.now_s)
+            if numbers is not None:
+                self._check(foreseen.decision(*numbers))
         self.take()
         return self.sent
+
+    def _check(self, foreseen: Effect) -> None:
+        assert self.core._effects.items[0] == foreseen, "it decides otherwise than it has foreseen"
+        self.foreseen += 1
 
     def lose_node(self, node: bytes) -> list[SendTo]:
         self.core.on_node_lost(node, self.now_s)

@@ -6,7 +6,8 @@ import msgspec
 
 from potluck.core.grammar import Grammar
 from potluck.core.sampling_params import SamplingParams
-from potluck.wire.messages import Close, Describe, Message, Open, Sampler, Spent, Stage, Step, Wiring
+from potluck.wire.messages import Close, Describe, Message, Open, Sampler, Stage, Step, Wiring
+from potluck.wire.spent import add_spent
 
 
 def session_id(number: int) -> bytes:
@@ -23,7 +24,7 @@ def step(session: int = 1, position: int = 0) -> Step:
         layer=15,
         codec="fp32",
         chooses=True,
-        spent=(Spent(7, 1),),
+        spent=add_spent(b"", 7, 1),
     )
 
 

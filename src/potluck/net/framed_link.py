@@ -2,15 +2,18 @@
 
 import abc
 import enum
+from collections.abc import Callable
 
 from potluck.core.errors import LinkClosed, LinkFull, PotluckError, ProtocolViolation
 from potluck.identity.keys import short_id
 from potluck.net.link import LinkHandler
 from potluck.wire.channel import Channel
+from potluck.wire.foreseen import ForeseenStep
 from potluck.wire.frame_decoder import HalfReceived
 from potluck.wire.frames import Buffer, Received
 from potluck.wire.messages import Message
 
+OnArrival = Callable[[bytes], None]
 CLOSE_TIMEOUT_S = 5.0  # for what is queued to leave, when a link is closed
 
 
@@ -31,6 +34,7 @@ class FramedLink(abc.ABC):
         self._handler = handler
         self._state = state
         self._channel = Channel()
+        self._foreseen: tuple[ForeseenStep, OnArrival] | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {short_id(self.peer)} {self._state.value}, {self.queued_bytes} bytes queued>"
@@ -45,6 +49,15 @@ class FramedLink(abc.ABC):
         self._channel.writer.push(message, body)
         if not is_more:
             self._flush()
+
+    def send_foreseen(self, step: ForeseenStep, spent: bytes, body: bytes) -> None:
+        if self._state is not State.OPEN:
+            raise LinkClosed(f"the link to node {short_id(self.peer)} is {self._state.value}")
+        self._channel.writer.push_frame(step.stream, step.frame(spent, body))
+        self._flush()
+
+    def foresee(self, step: ForeseenStep, on_arrival: OnArrival) -> None:
+        self._foreseen = step, on_arrival
 
     def hold(self, session: bytes) -> None:
         self._channel.hold(session)
@@ -84,6 +97,8 @@ class FramedLink(abc.ABC):
             self._handler.on_lost(self, reason)
 
     def _receive(self, data: bytes) -> None:
+        if self._foreseen is not None:
+            self._tell_arrival(data, *self._foreseen)
         try:
             received = self._channel.receive(data)
         except ProtocolViolation as violation:
@@ -99,6 +114,11 @@ class FramedLink(abc.ABC):
             self._leave()
         else:
             self._flush()
+
+    def _tell_arrival(self, data: bytes, step: ForeseenStep, on_arrival: OnArrival) -> None:
+        self._foreseen = None
+        if self._state is State.OPEN and self._channel.is_between_messages and (body := step.body_in(data)) is not None:
+            on_arrival(body)
 
     def _consumed(self, received: Received) -> None:
         try:

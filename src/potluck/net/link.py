@@ -7,6 +7,7 @@ that opened is reported lost exactly once, unless its own side closed it; one th
 from collections.abc import Callable
 from typing import Protocol
 
+from potluck.wire.foreseen import ForeseenStep
 from potluck.wire.handshake import PresentedTicket, Ticket
 from potluck.wire.messages import Message
 
@@ -33,6 +34,15 @@ class Link(Protocol):
         """Queue a message; never blocks. A body must not change afterwards. `is_more`: it waits for the next one, which follows at once.
 
         Order is kept within a session; small messages overtake other sessions' large ones. Raises LinkClosed, LinkFull, WireMisuse.
+        """
+
+    def send_foreseen(self, step: ForeseenStep, spent: bytes, body: bytes) -> None:
+        """As `send`, with a step whose frame was made beforehand."""
+
+    def foresee(self, step: ForeseenStep, on_arrival: Callable[[bytes], None]) -> None:
+        """Where exactly this step is what arrives next, and arrives alone, `on_arrival` is told its body before anything is decoded.
+
+        The handler gets it after that, like any message. Whatever arrives, the step is not expected any more; nor if another one is.
         """
 
     def hold(self, session: bytes) -> None:

@@ -16,6 +16,7 @@ from potluck.core.processors import give_way_where_few
 from potluck.identity.keys import short_id
 from potluck.net.link import Link, LinkHandler, Transport
 from potluck.wire.effects import SendTo
+from potluck.wire.foreseen import ForeseenStep
 from potluck.wire.handshake import Ticket
 from potluck.wire.messages import BulkLink, Message
 
@@ -125,8 +126,26 @@ class PeerLinks:
                 continue
             is_last = last[effect.node] is effect
             self._send_on(links[-1], effect.message, effect.body, is_more=not is_last)
-            if is_last and len(effects) == _ONE_ANSWER:
+            if is_last and len(effects) <= _ONE_ANSWER:
                 give_way_where_few()  # to that node, where it is on this machine; those who are sent to first are in a hurry
+
+    def foresee(self, node: bytes, step: ForeseenStep, on_arrival: Callable[[bytes], None]) -> None:
+        """See Link.foresee; on every link with that node, as it is the one who decides which to use."""
+        for link in self._links.get(node, ()):
+            link.foresee(step, on_arrival)
+
+    def send_foreseen(self, node: bytes, step: ForeseenStep, spent: bytes, body: bytes) -> bool:
+        """As `send`, with a step whose frame was made beforehand; false, and nothing was sent, where there is no link."""
+        links = self._links.get(node)
+        if not links:
+            return False
+        link = links[-1]
+        try:
+            link.send_foreseen(step, spent, body)
+        except PotluckError as error:
+            self._lose_link_soon(link, error)
+        give_way_where_few()
+        return True
 
     def _obstacle(self, node: bytes) -> str | None:
         """Why a node is not even dialled."""
@@ -142,9 +161,12 @@ class PeerLinks:
         try:
             link.send(message, body, is_more=is_more)
         except PotluckError as error:
-            # Closed or full: either way what follows would have a hole in it. Whoever sends is not told in the middle of that.
-            asyncio.get_running_loop().call_soon(self.on_lost, link, str(error))
-            link.abort()
+            self._lose_link_soon(link, error)
+
+    def _lose_link_soon(self, link: Link, error: PotluckError) -> None:
+        """Closed or full: either way what follows would have a hole in it. Whoever sends is not told in the middle of that."""
+        asyncio.get_running_loop().call_soon(self.on_lost, link, str(error))
+        link.abort()
 
     def _queue(self, node: bytes, message: Message, body: bytes) -> None:
         waiting = self._waiting[node]

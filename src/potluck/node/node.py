@@ -138,7 +138,7 @@ class Node:
     def add_shard(
         self, settings: ShardSettings, worker: WorkerSettings, model: ServedModel | None = None
     ) -> ShardServer:
-        server = ShardServer(self.id, settings, worker, self.links.send_all, self.metrics)
+        server = ShardServer(self.id, settings, worker, self.links, self.metrics)
         server.on_suspect = self.orchestrator.on_suspect
         server.on_remember = self._remember
         server.on_session_count = self._settle_on_cores

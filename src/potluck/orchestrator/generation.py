@@ -41,6 +41,7 @@ from potluck.wire.messages import (
     Rewired,
     Step,
 )
+from potluck.wire.spent import read_spent
 
 __all__ = ["Generation", "GenerationRequest", "GenerationSettings", "Phase", "Repick", "StepTiming"]
 
@@ -291,7 +292,7 @@ class Generation:
         flow.arrived(message.position)
         self._tell_scores(now_s)
         if message.token is not None:
-            spent = tuple((each.compute_us / 1e6, each.queue_us / 1e6) for each in message.spent)
+            spent = tuple((each.compute_us / 1e6, each.queue_us / 1e6) for each in read_spent(message.spent))
             since_s = now_s - watch.moved_s
             # Without a ring a round lasts as long as the reader takes.
             round_us = message.round_us if self.settings.uses_ring else 0

@@ -12,6 +12,7 @@ from potluck.shard.effects import Effects
 from potluck.shard.residency import Residency
 from potluck.shard.sessions import ShardSession
 from potluck.wire.messages import Step
+from potluck.wire.spent import add_spent
 from potluck.wire.work import RunBatch, TruncateSession, WorkItem
 
 
@@ -22,6 +23,10 @@ class Running(msgspec.Struct, frozen=True):
     cuts: int
     step: Step
     arrived_s: float
+
+    def spent(self, compute_us: int, now_s: float) -> bytes:
+        """What its round has cost when it is done."""
+        return add_spent(self.step.spent, compute_us, int((now_s - self.arrived_s) * 1e6) - compute_us)
 
 
 class Batches:
@@ -36,6 +41,11 @@ class Batches:
 
     def __repr__(self) -> str:
         return f"<Batches {len(self._ready)} ready, {len(self.running)} running>"
+
+    @property
+    def next_number(self) -> int:
+        """Of the batch that is sent next."""
+        return self._next
 
     @property
     def begun(self) -> int:

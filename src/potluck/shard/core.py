@@ -10,15 +10,15 @@ from collections.abc import Callable
 from potluck.core.remembered import AnswerSoFar
 from potluck.shard.batching import Batches, Running
 from potluck.shard.effects import Effect, Effects, Remember, Suspect, Work
+from potluck.shard.foresight import Foresight
 from potluck.shard.lifecycle import Lifecycle, RowBytes
 from potluck.shard.outbox import Outbox
 from potluck.shard.passing_on import PassingOn
 from potluck.shard.rehearsals import Rehearsals
 from potluck.shard.residency import Residency
-from potluck.shard.sessions import Phase, ShardSession, Waiting
+from potluck.shard.sessions import Phase, ShardSession
 from potluck.shard.settings import ShardSettings, ShardState
 from potluck.wire.messages import (
-    MAX_STAGES,
     Close,
     Credit,
     Message,
@@ -29,7 +29,6 @@ from potluck.wire.messages import (
     Rewire,
     Rewired,
     ShardLost,
-    Spent,
     Step,
     Truncate,
 )
@@ -71,6 +70,7 @@ class ShardCore:
             node, self._effects, self._outbox, self._sessions, self.counters, on_own_step=self._on_step,
             replay_rows=settings.replay_rows, row_size=self._life.row_size,
         )  # fmt: skip
+        self.foresight = Foresight(node, self._batches, self._residency, self._life)
         self.rehearsals = Rehearsals(node, settings, self._effects, self._batches, self._residency, self._life)
 
     def __repr__(self) -> str:
@@ -228,9 +228,7 @@ class ShardCore:
             self.counters["refused_step"] += 1
             self._effects.fault(session, "bad_request", problem, sender)
             return
-        session.length_in += step.count
-        session.used_s = now_s
-        session.waiting.append(Waiting(step, body, now_s))
+        session.take(step, body, now_s)
         self._batches.wait(session)
         if len(self._sessions) == 1:
             self._batches.start(self._sessions)
@@ -319,9 +317,7 @@ class ShardCore:
             return
         session.length_out = step.position + step.count
         self.observe(now_s - running.arrived_s)
-        queue_us = max(0, int((now_s - running.arrived_s) * 1e6) - compute_us)
-        spent = (*step.spent[: MAX_STAGES - 1], Spent(compute_us, queue_us))
-        self._passing_on.pass_on(session, step, output, body, spent, now_s)
+        self._passing_on.pass_on(session, step, output, body, running.spent(compute_us, now_s), now_s)
 
     def _on_failed_step(self, session: ShardSession, output: WorkOutput) -> None:
         """Its head learns of it once. What waits would fail as well, for want of this step, and look like this shard's own fault."""

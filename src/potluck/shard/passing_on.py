@@ -10,12 +10,17 @@ from potluck.shard.effects import Effects
 from potluck.shard.outbox import Outbox
 from potluck.shard.sessions import ShardSession, Waiting
 from potluck.wire.effects import SendTo
-from potluck.wire.messages import MAX_STEP_TOKENS, Credit, Hop, Replay, Result, Spent, Step
+from potluck.wire.messages import MAX_STEP_TOKENS, Credit, Hop, Replay, Result, Step
 from potluck.wire.work import WorkOutput
 
 _REPLAY_STEPS = 32  # so that a replay fits into the next shard's queue, however long the session is
 OwnStep = Callable[[bytes, ShardSession, Step, bytes, float], None]
 RowSize = Callable[[str | None], int]
+
+
+def token_body(token: int) -> bytes:
+    """Of a step whose only position is that token."""
+    return token.to_bytes(4, "little")
 
 
 class PassingOn:
@@ -36,7 +41,7 @@ class PassingOn:
         return f"<PassingOn with {self._outbox!r}>"
 
     def pass_on(
-        self, session: ShardSession, step: Step, output: WorkOutput, body: bytes, spent: tuple[Spent, ...], now_s: float
+        self, session: ShardSession, step: Step, output: WorkOutput, body: bytes, spent: bytes, now_s: float
     ) -> None:
         stop = step.position + step.count
         if session.stage.has_output:
@@ -55,20 +60,15 @@ class PassingOn:
             self._catch_up(session, step.position)
         if step.position == session.passed_on:
             session.passed_on = stop
-            self._forward(session, step.position, step.count, body, step.chooses, spent)
+            self._forward(session, step.position, step.count, body, spent, chooses=step.chooses)
         self._outbox.keep(session.id, step.position, step.count, body)
 
     def _forward(
-        self, session: ShardSession, position: int, count: int, body: bytes, chooses: bool, spent: tuple[Spent, ...]
+        self, session: ShardSession, position: int, count: int, body: bytes, spent: bytes, *, chooses: bool
     ) -> None:
         hop = session.wiring.next
-        target = hop.session if hop is not None else session.id
-        message = Step(
-            target, session.epoch, position, count, session.stage.stop, session.output_codec, chooses, spent,
-            session.id,
-        )  # fmt: skip
-        # A remote prefix returns hidden states, never logits. Written out here: every token comes this way (docs/hop.md).
         node, address = (session.head, None) if hop is None else (hop.node, hop.address)
+        message = session.onward(position, count, spent, chooses=chooses)
         self._effects.items.append(SendTo(node, address, message, body))
 
     # ------------------------------------------------------------ again, from the outbox
@@ -97,7 +97,7 @@ class PassingOn:
         row_bytes = self._row_size(session.output_codec)
         most_rows = min(max(self._replay_rows, -(-stop // _REPLAY_STEPS)), MAX_STEP_TOKENS)
         for piece in self._outbox.pieces(session.id, start, stop, most_rows, row_bytes):
-            self._forward(session, piece.position, piece.count, piece.body, False, ())
+            self._forward(session, piece.position, piece.count, piece.body, b"", chooses=False)
         return True
 
     # ------------------------------------------------------------ the ring
@@ -108,8 +108,7 @@ class PassingOn:
             return
         if token in sampler.eos or position + 1 >= sampler.limit:
             return
-        step = Step(ring.session, session.epoch, position, 1, 0, None, True, source=session.id)
-        session.held_token = Waiting(step, token.to_bytes(4, "little"), now_s)
+        session.held_token = Waiting(session.round_again(ring, position), token_body(token), now_s)
         self._release_token(session, ring, now_s)
 
     def _release_token(self, session: ShardSession, ring: Hop, now_s: float) -> None:

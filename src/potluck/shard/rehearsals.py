@@ -4,6 +4,8 @@ everybody on it is awake and has the code at hand. A hop is mostly wake-ups and 
 Decides when and what. Whoever drives the core has the clock; whoever gets a rehearsal changes nothing for it.
 """
 
+import msgspec
+
 from potluck.shard.batching import Batches, work_item
 from potluck.shard.effects import Effects
 from potluck.shard.lifecycle import Lifecycle
@@ -49,14 +51,14 @@ class Rehearsals:
         if running is None or len(self._life.live) != 1 or running[0].step.count != 1:
             return False
         session, position = running[0].session, running[0].step.position
-        hop, layer = session.wiring.next, session.stage.stop
-        if session.stage.has_output:
-            hop, layer, position = session.wiring.ring, 0, position + 1
+        is_last = session.stage.has_output
+        hop = session.wiring.ring if is_last else session.wiring.next
         if hop is None or hop.node == self._node:
             return False
-        codec = session.output_codec
-        step = Step(hop.session, session.epoch, position, 1, layer, codec, True, (), session.id, is_rehearsal=True)
-        self._effects.send(hop.node, hop.address, step, bytes(self._life.row_size(codec)))
+        onward = session.onward(position, 1, b"", chooses=True)
+        step = session.round_again(hop, position + 1) if is_last else onward
+        rehearsal = msgspec.structs.replace(step, is_rehearsal=True)
+        self._effects.send(hop.node, hop.address, rehearsal, bytes(self._life.row_size(session.output_codec)))
         return True
 
     def take(self, session: ShardSession, step: Step, body: bytes, max_waiting: int) -> None:

@@ -4,15 +4,18 @@ Imports neither numba nor torch; numbers live in the worker.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from datetime import UTC, datetime
+from typing import Protocol
 
 from potluck.core.device_facts import RESERVE_BYTES
 from potluck.core.errors import DeviceUnavailable, OutOfDeviceMemory, PotluckError, ShardUnavailable
 from potluck.core.remembered import AnswerSoFar
 from potluck.core.shard_health import LatencyWindow, ShardHealth
 from potluck.net.spinning import Spinner
+from potluck.shard import ahead
 from potluck.shard.core import Remember, ShardCore, Suspect, Work
 from potluck.shard.in_process import InProcessCaller, TensorChunk
 from potluck.shard.settings import ShardSettings
@@ -24,8 +27,8 @@ from potluck.wire.messages import Close, Message, Probe, ShardInfo
 from potluck.wire.work import BatchDone, FromWorker, Loaded, LoadFailed, Rehearse, RunBatch, ToWorker
 from potluck.wire.worker_settings import WorkerSettings
 
-Send = Callable[[Sequence[SendTo]], None]
 __all__ = ["ShardHealth", "ShardServer", "shard_id"]
+_LOG = logging.getLogger(__name__)
 _NOTE_AFTER_S = 1.0
 _MEGABYTE = 1_000_000
 _LOAD_ERRORS = {kind.code: kind for kind in (OutOfDeviceMemory, DeviceUnavailable)}
@@ -42,11 +45,17 @@ def _load_error(shard: str, failure: LoadFailed) -> PotluckError:
     return ShardUnavailable(f"{shard} cannot be loaded: {failure.code}: {failure.message}")
 
 
+class Links(ahead.Links, Protocol):
+    """Ways to other nodes."""
+
+    def send_all(self, effects: Sequence[SendTo]) -> None: ...
+
+
 class ShardServer:
     """Hosts one contiguous range of a model. Loaded at `start` or on the first OPEN; evicted when nobody has used it for long."""
 
     def __init__(
-        self, node: bytes, settings: ShardSettings, worker: WorkerSettings, send: Send, metrics: Metrics
+        self, node: bytes, settings: ShardSettings, worker: WorkerSettings, links: Links, metrics: Metrics
     ) -> None:
         self.core = ShardCore(node, settings, encoded_bytes)  # type: ignore[arg-type]
         self._latency_ms = metrics.shard_latency_ms.labels(shard_id=self.shard_id)
@@ -58,7 +67,9 @@ class ShardServer:
         self.on_remember: Callable[[bytes, AnswerSoFar], None] = lambda key, answer: None  # told of answers cut short
         self.on_session_count: Callable[[], None] = lambda: None  # told when there are more or fewer
         self._session_count = 0  # as told
-        self._send = send
+        self._links = links
+        self._ahead = ahead.Ahead(self.core, self.supervisor, links, self._on_contradiction)
+        self._is_looking_ahead = False
         self._callers: dict[bytes, InProcessCaller] = {}
         self._loop = asyncio.get_running_loop()
         self._noting: asyncio.TimerHandle | None = None
@@ -144,7 +155,10 @@ class ShardServer:
         return max(0, int((self._loop.time() - last) * 1e6))
 
     def _on_worker_message(self, message: FromWorker, body: bytes) -> None:
-        self.core.on_worker_message(message, body, time.monotonic())
+        now_s = time.monotonic()
+        if type(message) is BatchDone:
+            self._ahead.on_answer(message, body, now_s)
+        self.core.on_worker_message(message, body, now_s)
         self._carry_out()
         self._spinner.rest()
         if type(message) is BatchDone:
@@ -174,7 +188,10 @@ class ShardServer:
 
     def _carry_out(self) -> None:
         to_send: list[SendTo] = []
-        for effect in self.core.take_effects():
+        left, effects = self._ahead.take_effects()
+        if type(left) is Work:
+            self._note_work(left.message)
+        for effect in effects:
             if type(effect) is Work:
                 self.supervisor.send(effect.message, effect.body)
                 self._note_work(effect.message)
@@ -186,10 +203,23 @@ class ShardServer:
             elif isinstance(effect, Suspect):
                 self.on_suspect(effect.node)
         if to_send:
-            self._send(to_send)
+            self._links.send_all(to_send)
         if self.core.session_count != self._session_count:
             self._session_count = self.core.session_count
             self.on_session_count()
+        if self._session_count == 1 and not self._is_looking_ahead:
+            self._is_looking_ahead = True
+            self._loop.call_soon(self._look_ahead)
+
+    def _look_ahead(self) -> None:
+        self._is_looking_ahead = False
+        self._ahead.look()
+
+    def _on_contradiction(self) -> None:
+        """Nobody may go on from what has left, and heads know what to do where a worker is gone."""
+        self.core.counters["wrong_foresight"] += 1
+        _LOG.error("%s: what has left is not what was decided then; ending its worker", self.shard_id)
+        self.supervisor.kill()
 
     def _note_work(self, message: ToWorker) -> None:
         if type(message) is Rehearse:
@@ -246,4 +276,5 @@ class ShardServer:
             self._noting.cancel()
             self._note_latencies()
         self._spinner.stop()
+        self._ahead.forget()
         await self.supervisor.stop()

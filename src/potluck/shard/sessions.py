@@ -11,6 +11,7 @@ import msgspec
 
 from potluck.core.remembered import AnswerSoFar
 from potluck.wire.messages import Boundary, Codec, Hop, Open, Rewire, Sampler, Stage, Step, Wiring
+from potluck.wire.spent import SPENT_BYTES
 
 
 class Phase(enum.Enum):
@@ -56,6 +57,7 @@ class ShardSession:
     resumed: int = 0  # … and how much of it
     input_row_bytes: int = 4  # of one position, as it enters
     resume_key: bytes = b""  # by which its tokens are remembered where the head is lost; empty: they are not
+    stages_before: int = 0  # that its last step had been through in its round
     used_s: float = 0.0  # when something was last heard of it, or done for it
     chose_s: float | None = None  # when its last token was chosen here, in this epoch
     chosen: list[int] = field(default_factory=list)  # since the sampler's history, where they are to be remembered
@@ -114,6 +116,25 @@ class ShardSession:
         if len(self.waiting) >= most_waiting:
             return f"more than {most_waiting} steps are waiting"
         return None
+
+    def take(self, step: Step, body: bytes, now_s: float) -> None:
+        """A step that may be taken; it waits now."""
+        self.length_in += step.count
+        self.used_s = now_s
+        self.stages_before = len(step.spent) // SPENT_BYTES
+        self.waiting.append(Waiting(step, body, now_s))
+
+    def onward(self, position: int, count: int, spent: bytes, *, chooses: bool) -> Step:
+        """What whoever follows is sent of its output. A remote prefix returns hidden states to the head, never logits."""
+        hop = self.wiring.next
+        target = self.id if hop is None else hop.session
+        return Step(
+            target, self.epoch, position, count, self.stage.stop, self.output_codec, chooses, self.id, spent=spent
+        )
+
+    def round_again(self, ring: Hop, position: int) -> Step:
+        """What the first shard is sent of a token that was chosen here."""
+        return Step(ring.session, self.epoch, position, 1, 0, None, True, self.id)
 
     def scores_prompt(self, step: Step) -> bool:
         """Whether scores of the prompt are wanted from a step: not where it repeats what the head has had already."""

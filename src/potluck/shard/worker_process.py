@@ -17,7 +17,7 @@ from potluck.core.errors import ProtocolViolation
 from potluck.core.processors import LOOP_CORE
 from potluck.shard.memory_limit import has_run_out_of_memory
 from potluck.wire.work import FromWorker, Load, Loaded, LoadFailed, OpenSession, Ping, Pong, RunBatch, ToWorker
-from potluck.wire.work_frames import encode, from_worker_decoder
+from potluck.wire.work_frames import Buffer, encode, from_worker_decoder
 from potluck.wire.worker_settings import WorkerSettings
 
 OnMessage = Callable[[FromWorker, bytes], None]
@@ -156,13 +156,24 @@ class WorkerProcess(asyncio.Protocol):
             return
         self._transport.writelines(encode(message, *parts))
         if isinstance(message, RunBatch | Load | OpenSession):
-            if self._answers_owed == 0:
-                self.last_sign_of_life = self._loop.time()
-            self._answers_owed += 1
             self._is_loading = self._is_loading or isinstance(message, Load)
-            if self._ping_timer is None:
-                self._unanswered = self._fruitless = 0
-                self._ping_timer = self._loop.call_later(PING_INTERVAL_S, self._ping_if_busy)
+            self._expect_answer()
+
+    def send_batch(self, start: Buffer, body: bytes) -> bool:
+        """A RunBatch of which all but the body was encoded beforehand. False: the worker is gone, and nothing was sent."""
+        if self._transport is None or self._transport.is_closing():
+            return False
+        self._transport.writelines((start, body))
+        self._expect_answer()
+        return True
+
+    def _expect_answer(self) -> None:
+        if self._answers_owed == 0:
+            self.last_sign_of_life = self._loop.time()
+        self._answers_owed += 1
+        if self._ping_timer is None:
+            self._unanswered = self._fruitless = 0
+            self._ping_timer = self._loop.call_later(PING_INTERVAL_S, self._ping_if_busy)
 
     def ping(self) -> None:
         """Asks for a sign of life; the answer shows in `last_sign_of_life`."""

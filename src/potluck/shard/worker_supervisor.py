@@ -15,6 +15,7 @@ from potluck.shard.memory_limit import MemoryLimit
 from potluck.shard.worker_process import FROZEN_AFTER_S, OnLost, OnMessage, WorkerProcess
 from potluck.wire.messages import Stage
 from potluck.wire.work import FromWorker, Load, Loaded, LoadFailed, ToWorker, Unload
+from potluck.wire.work_frames import Buffer
 from potluck.wire.worker_settings import WorkerSettings
 
 _GONE_PATIENCE_S = 5.0  # for a worker that has been ended; one that hangs in the kernel may take for ever
@@ -115,6 +116,10 @@ class WorkerSupervisor:
                 return
         if self._worker is not None:
             self._worker.send(message, *parts)
+
+    def send_batch(self, start: Buffer, body: bytes) -> bool:
+        """A RunBatch of which all but the body was encoded beforehand; false, and nothing was sent, where there is no worker."""
+        return self._worker is not None and self._worker.send_batch(start, body)
 
     def ping(self) -> None:
         if self._worker is not None:

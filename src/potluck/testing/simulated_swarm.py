@@ -14,11 +14,14 @@ from dataclasses import dataclass, field
 from potluck.core.remembered import RememberedAnswers
 from potluck.orchestrator.frames import StreamFrame, TokenDelta
 from potluck.orchestrator.generation import Generation
-from potluck.shard.core import Remember, ShardCore, Suspect
+from potluck.shard.ahead import Ahead
+from potluck.shard.core import Remember, ShardCore, Suspect, Work
 from potluck.shard.settings import ShardSettings
 from potluck.testing.hash_model import HashSession, Undisturbed, row_bytes, run_item
 from potluck.wire.channel import Channel
 from potluck.wire.effects import SendTo
+from potluck.wire.foreseen import ForeseenStep
+from potluck.wire.frames import message_stream
 from potluck.wire.messages import Close, Fault, Message, Open, Stage
 from potluck.wire.work import (
     BatchDone,
@@ -35,7 +38,7 @@ from potluck.wire.work import (
     TruncateSession,
     Unload,
 )
-from potluck.wire.work_frames import encode, from_worker_decoder, to_worker_decoder
+from potluck.wire.work_frames import Buffer, encode, from_worker_decoder, to_worker_decoder
 
 MODEL, WEIGHTS, ARITHMETIC = "hash", "0" * 64, 1
 _MOST_FRAMES_BYTES = 1 << 20
@@ -105,7 +108,10 @@ class SimWorker:
 
     def do(self, message: ToWorker, body: bytes) -> None:
         """In order, each after what came before it."""
-        [(message, body)] = self._orders.feed(b"".join(encode(message, body)))
+        self.take(b"".join(encode(message, body)))
+
+    def take(self, frame: bytes) -> None:
+        [(message, body)] = self._orders.feed(frame)
         tokens = sum(item.count for item in message.items) if isinstance(message, RunBatch) else 0
         cost = 0.05 if isinstance(message, Load) else self._speed * (1 + 0.1 * tokens) if tokens else 0.0
         self._free_at_s = max(self._free_at_s, self._clock.now_s) + cost
@@ -180,6 +186,8 @@ class SimShard:
             eviction_idle_s=plan.eviction_idle_s,
         )  # fmt: skip
         self.core = plan.core(plan.node, settings, row_bytes)
+        self._ahead = Ahead(self.core, self, self, self._contradicted)
+        self._foreseen: dict[bytes, tuple[ForeseenStep, Callable[[bytes], None]]] = {}  # by who is to send it
         self.worker: SimWorker | None = None
         self.suspects: list[bytes] = []  # whom heads have called lost
         self.is_alive = True
@@ -213,14 +221,19 @@ class SimShard:
     def _heard(self, worker: SimWorker, message: FromWorker, body: bytes) -> None:
         def act() -> None:
             if self.is_alive and self.worker is worker:
+                if isinstance(message, BatchDone):
+                    self._ahead.on_answer(message, body, self.world.clock.now_s)
                 self.core.on_worker_message(message, body, self.world.clock.now_s)
                 self.carry_out()
 
         self.sleeper.do(act)
 
-    def receive(self, sender: bytes, message: Message, body: bytes) -> None:
+    def receive(self, sender: bytes, message: Message, body: bytes, frames: bytes) -> None:
+        """`frames`: as it came."""
+
         def act() -> None:
             if self.is_alive:
+                self._look_at(sender, frames)
                 self.core.on_message(sender, message, body, self.world.clock.now_s, self._worker_idle_us())
                 self.carry_out()
                 if self.core.has_batch_to_start:
@@ -250,7 +263,10 @@ class SimShard:
         self.sleeper.do(act)
 
     def carry_out(self) -> None:
-        for effect in self.core.take_effects():
+        left, effects = self._ahead.take_effects()
+        if isinstance(left, Work):
+            self._rehearse_now_and_then(left.message)
+        for effect in effects:
             if isinstance(effect, SendTo):
                 self.world.send(self.node, effect)
             elif isinstance(effect, Suspect):
@@ -263,18 +279,51 @@ class SimShard:
                 self._retire_worker()
             elif self.worker is not None:
                 self.worker.do(effect.message, effect.body)
-                if isinstance(effect.message, RunBatch) and self.world.random.random() < 0.3:
-                    self._rehearse_later(effect.message.batch)
+                self._rehearse_now_and_then(effect.message)
+        if self.core.session_count == 1:
+            self.world.clock.after(0.0, lambda: self.sleeper.do(self._ahead.look))
 
-    def _rehearse_later(self, batch: int) -> None:
+    def _rehearse_now_and_then(self, message: ToWorker) -> None:
         """Early, late or in time: nothing may come of it."""
+        if not isinstance(message, RunBatch) or self.world.random.random() >= 0.3:
+            return
 
         def act() -> None:
             if self.is_alive:
-                self.core.rehearsals.send(batch)
+                self.core.rehearsals.send(message.batch)
                 self.carry_out()
 
         self.world.clock.after(self.world.random.uniform(0.0, 2 * self.speed), lambda: self.sleeper.do(act))
+
+    # ------------------------------------------------------------ what leaves before it is decided
+
+    def foresee(self, node: bytes, step: ForeseenStep, on_arrival: Callable[[bytes], None]) -> None:
+        self._foreseen[node] = step, on_arrival
+
+    def _look_at(self, sender: bytes, frames: bytes) -> None:
+        """As a link does: whatever comes from there, nothing is expected any more."""
+        step, on_arrival = self._foreseen.pop(sender, (None, None))
+        if step is not None and on_arrival is not None and (body := step.body_in(frames)) is not None:
+            on_arrival(body)
+
+    def send_batch(self, start: Buffer, body: bytes) -> bool:
+        if self.worker is None:
+            return False
+        self.world.foreseen += 1
+        self.worker.take(bytes(start) + body)
+        return True
+
+    def send_foreseen(self, node: bytes, step: ForeseenStep, spent: bytes, body: bytes) -> bool:
+        if self.world.random.random() < 0.1:
+            return False  # no link, at the moment
+        self.world.foreseen += 1
+        frame = step.frame(spent, body)
+        [received] = Channel().receive(frame)
+        self.world.send(self.node, SendTo(node, None, received.message, received.body), frame)
+        return True
+
+    def _contradicted(self) -> None:
+        self.world.contradictions.append(f"what left {self!r} is not what was decided then")
 
     def _retire_worker(self) -> None:
         if self.worker is not None:
@@ -364,7 +413,7 @@ class SimHead:
     def start(self) -> None:
         self._do(lambda: self.generation.start(self.world.clock.now_s))
 
-    def receive(self, sender: bytes, message: Message, body: bytes) -> None:
+    def receive(self, sender: bytes, message: Message, body: bytes, frames: bytes) -> None:
         self._do(lambda: self.generation.on_message(sender, message, self.world.clock.now_s, body))
 
     def lost(self, node: bytes) -> None:
@@ -421,10 +470,13 @@ class SimLink:
         self._ends = {a: Channel(), b: Channel()}
         self.is_broken = False
 
-    def frames(self, sender: bytes, message: Message, body: bytes) -> bytes:
-        """All that goes over the wire for it; no model here is so large that it would need credit."""
+    def frames(self, sender: bytes, message: Message, body: bytes, frame: bytes | None = None) -> bytes:
+        """All that goes over the wire for it; no model here is so large that it would need credit. `frame`: made beforehand."""
         writer = self._ends[sender].writer
-        writer.push(message, body)
+        if frame is None:
+            writer.push(message, body)
+        else:
+            writer.push_frame(message_stream(message), frame)
         taken = b"".join(writer.take(_MOST_FRAMES_BYTES))
         assert not writer.queued_bytes
         return taken
@@ -442,6 +494,8 @@ class World:
         self.seed = seed
         self.random = random.Random(seed)
         self.clock = Clock()
+        self.foreseen = 0  # what left before it was decided
+        self.contradictions: list[str] = []  # and was not what was decided then
         self.remembered = RememberedAnswers()  # by all shards together
         self.shards: dict[bytes, SimShard] = {}
         self.heads: dict[bytes, SimHead] = {}
@@ -457,7 +511,8 @@ class World:
         self._cut_one_way: dict[tuple[bytes, bytes], float] = {}
         self._links: dict[frozenset[bytes], SimLink] = {}
 
-    def send(self, sender: bytes, effect: SendTo) -> None:
+    def send(self, sender: bytes, effect: SendTo, frame: bytes | None = None) -> None:
+        """`frame`: of that message, where it was made beforehand."""
         target = self.shards.get(effect.node) or self.heads.get(effect.node)
         pair, link = (sender, effect.node), frozenset((sender, effect.node))
         if self.tell is not None:
@@ -470,7 +525,7 @@ class World:
             arrival, self._cut.get(link, 0.0), self._cut_one_way.get(pair, 0.0), self._arrival_s.get(pair, 0.0)
         )
         self._arrival_s[pair] = arrival
-        arrive = self._carry(sender, target, effect.message, effect.body)
+        arrive = self._carry(sender, target, effect.message, effect.body, frame)
         self.clock.at(arrival, arrive)
         if self.eavesdropper is not None and not isinstance(effect.message, Open) and self.random.random() < 0.2:
             # A member that is no part of it repeats what it has seen, or orders an end, in its own name: it can sign for no other.
@@ -484,17 +539,19 @@ class World:
         if self.random.random() < self.doubles:
             self.clock.at(arrival + self.random.uniform(0.0, self.doubled_after_s), arrive)
 
-    def _carry(self, sender: bytes, target: "SimShard | SimHead", message: Message, body: bytes) -> Callable[[], None]:
+    def _carry(
+        self, sender: bytes, target: "SimShard | SimHead", message: Message, body: bytes, frame: bytes | None = None
+    ) -> Callable[[], None]:
         """Puts it on the wire; what is returned is its arrival."""
         ends = frozenset((sender, target.node))
         link = self._links.get(ends)
         if link is None:
             link = self._links[ends] = SimLink(sender, target.node)
-        frames = link.frames(sender, message, body)
+        frames = link.frames(sender, message, body, frame)
 
         def arrive() -> None:
             if not link.is_broken:  # what was under way when it broke is lost
-                target.receive(sender, *link.received(target.node, frames))
+                target.receive(sender, *link.received(target.node, frames), frames)
 
         return arrive
 

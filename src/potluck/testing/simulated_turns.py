@@ -120,14 +120,14 @@ def _check_left(scenario: Scenario, outcome: TurnsOutcome) -> None:
         shard.carry_out()
     clock.run(lambda: False, clock.now_s + 5.0)
     left = [f"left behind: {shard!r} {shard.leftovers}" for shard in scenario.world.shards.values() if shard.leftovers]
-    outcome.problem += "; ".join(left)
+    outcome.problem += "; ".join([*left, *scenario.world.contradictions])
 
 
 def _release(scenario: Scenario, head: SimHead, kept: Kept) -> None:
     for placed, session in zip(kept.stages, kept.sessions, strict=True):
         shard = scenario.world.shards[placed.node]
         if shard.is_alive:
-            shard.receive(head.node, Close(session), b"")
+            shard.receive(head.node, Close(session), b"", b"")
 
 
 def run_many_turns(seeds: range) -> list[TurnsOutcome]:

@@ -53,6 +53,7 @@ class Outcome:
     failovers: int
     faults: list[str]
     longest_pause_s: float
+    foreseen: int = 0  # what left before it was decided
 
 
 @dataclass
@@ -322,9 +323,10 @@ def run_seed(
     scenario.problems += [problem for head in heads if (problem := _blame_problem(scenario, head))]
     scenario.problems += [problem for s in world.shards.values() if (problem := _suspicion_problem(scenario, s))]
     scenario.problems += [f"left behind: {s!r} {s.leftovers}" for s in world.shards.values() if s.leftovers]
+    scenario.problems += world.contradictions
     pauses = [f.pause_ms / 1000 for head in heads for f in head.frames if isinstance(f, ShardFailover)]
     failovers = sum(head.generation.failovers for head in heads)
-    return Outcome(seed, "; ".join(scenario.problems), failovers, faults, max(pauses, default=0.0))
+    return Outcome(seed, "; ".join(scenario.problems), failovers, faults, max(pauses, default=0.0), world.foreseen)
 
 
 def _keep_house(scenario: Scenario) -> None:

@@ -40,6 +40,11 @@ class Channel:
                 self.is_ended = True
         return received
 
+    @property
+    def is_between_messages(self) -> bool:
+        """Whether what is received next begins a message."""
+        return self._decoder.is_between_messages
+
     def share(self, shared: HalfReceived) -> None:
         """See FrameDecoder.share."""
         self._decoder.share(shared)

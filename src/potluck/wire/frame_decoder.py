@@ -97,6 +97,11 @@ class FrameDecoder:
             raise
         return events
 
+    @property
+    def is_between_messages(self) -> bool:
+        """Whether what comes next begins a message, and nothing is amiss."""
+        return not (self._header or self._frame_left or self._half_received or self._is_ended or self._violation)
+
     def share(self, shared: HalfReceived) -> None:
         """From now on the bound holds for all who share it, beside the one of each."""
         self._shared.used_bytes -= self._half_received_bytes

@@ -27,6 +27,7 @@ from potluck.wire.frames import (
     URGENT_RESERVE_BYTES,
     Buffer,
     message_stream,
+    small_message_header,
 )
 from potluck.wire.messages import Message, Open, Rewire
 
@@ -133,9 +134,11 @@ class FrameWriter:
         if meta_bytes > URGENT_BYTES or body_bytes > URGENT_BYTES:
             self._push_bulk(message, stream, meta, body)
             return
-        size_bytes = meta_bytes + body_bytes
-        self._reserve(size_bytes, URGENT_RESERVE_BYTES)
-        frame = b"".join((HEADER.pack(MESSAGE, 0, 0, stream, size_bytes, meta_bytes, body_bytes, 0), meta, body))
+        self.push_frame(stream, b"".join((small_message_header(stream, meta_bytes, body_bytes), meta, body)))
+
+    def push_frame(self, stream: int, frame: bytes) -> None:
+        """Queue a small message that is a frame already. Raises LinkFull."""
+        self._reserve(len(frame) - HEADER_BYTES, URGENT_RESERVE_BYTES)
         outgoing = self._streams.get(stream) if self._streams else None
         if outgoing is None or not outgoing.queue:
             self._urgent.append(frame)

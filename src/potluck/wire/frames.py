@@ -81,5 +81,10 @@ def message_stream(message: Message) -> int:
     return int.from_bytes(getattr(message, "session", b"")[:4], "little")
 
 
+def small_message_header(stream: int, meta_bytes: int, body_bytes: int) -> bytes:
+    """Of a message that travels whole, in one frame."""
+    return HEADER.pack(MESSAGE, 0, 0, stream, meta_bytes + body_bytes, meta_bytes, body_bytes, 0)
+
+
 def is_urgent(meta_bytes: int, body_bytes: int) -> bool:
     return meta_bytes <= URGENT_BYTES and body_bytes <= URGENT_BYTES

@@ -15,12 +15,12 @@ from potluck.core.grammar import Grammar
 from potluck.core.remembered import PROOF_BYTES
 from potluck.core.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from potluck.identity.signed import Signed
+from potluck.wire.spent import MAX_STAGES, SpentByStage
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 MAX_POSITIONS = 1 << 20
 MAX_STEP_TOKENS = 4096
 MAX_HISTORY = 1 << 20
-MAX_STAGES = 64
 
 SessionId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 NodeId = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -139,23 +139,13 @@ class Refused(_Message, frozen=True, tag="refused"):
     message: Text
 
 
-class Spent(msgspec.Struct, frozen=True, array_like=True):
-    """What a step cost in one shard: computing, and the rest of the time from its arrival to its output."""
-
-    compute_us: Microseconds
-    queue_us: Microseconds
-
-
-SpentByStage = Annotated[tuple[Spent, ...], Meta(max_length=MAX_STAGES)]
-"""One for each shard that a step has been through in this round, for the head's breakdown."""
-
-
 class Step(_Message, frozen=True, tag="step"):
     """Tokens position … position + count - 1. The body holds token ids (codec None) or activations that enter `layer`.
 
     `chooses`: after the last of them a token is to be chosen. `source`: the sender's own session, None from the head; a shard always
     tells it, so that nobody can have a shard feed a session that is not its own. `is_rehearsal`: the real one is about to follow; this
-    one has no effect but to wake those who will handle it.
+    one has no effect but to wake those who will handle it. `spent`: by each shard that it has been through in this round; the last
+    field, because nothing else of a step is unknown before it is there (foreseen.py).
     """
 
     most_body_bytes: ClassVar[int] = 256 << 20
@@ -167,9 +157,9 @@ class Step(_Message, frozen=True, tag="step"):
     layer: Layer
     codec: Codec | None
     chooses: bool
-    spent: SpentByStage = ()
     source: SessionId | None = None
     is_rehearsal: bool = False
+    spent: SpentByStage = b""
 
 
 class Result(_Message, frozen=True, tag="result"):
@@ -188,7 +178,7 @@ class Result(_Message, frozen=True, tag="result"):
     token: Token | None
     logprob: float | None = None
     top: Annotated[tuple[tuple[Token, float], ...], Meta(max_length=32)] = ()
-    spent: SpentByStage = ()
+    spent: SpentByStage = b""
     round_us: Microseconds = 0
 
 

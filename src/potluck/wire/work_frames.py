@@ -28,10 +28,15 @@ def encode(message: ToWorker | FromWorker, *parts: bytes | memoryview) -> list[B
         body_bytes += len(part)
     if body_bytes > MAX_BODY_BYTES:
         raise WireMisuse(f"a body of {body_bytes} bytes is more than a worker's {MAX_BODY_BYTES}")
-    head = bytearray(_HEADER.size)
-    _ENCODER.encode_into(message, head, _HEADER.size)
-    _HEADER.pack_into(head, 0, len(head) - _HEADER.size, body_bytes)
-    return [head, *parts]
+    return [frame_start(message, body_bytes), *parts]
+
+
+def frame_start(message: ToWorker | FromWorker, body_bytes: int) -> bytearray:
+    """All that comes before the body."""
+    start = bytearray(_HEADER.size)
+    _ENCODER.encode_into(message, start, _HEADER.size)
+    _HEADER.pack_into(start, 0, len(start) - _HEADER.size, body_bytes)
+    return start
 
 
 class WorkDecoder(Generic[_Kind]):

@@ -11,6 +11,7 @@ import pytest
 from potluck.core.errors import BadRequest, DialFailed, LinkClosed, LinkFull, PeerRefused, WireMisuse, WrongPeer
 from potluck.identity.keys import NodeKey
 from potluck.net.link import Link
+from potluck.wire.foreseen import ForeseenStep
 from potluck.wire.frames import MAX_BODY_BYTES, MAX_QUEUED_BYTES
 from potluck.wire.handshake import PresentedTicket
 from potluck.wire.messages import Message
@@ -428,6 +429,121 @@ def test_links_print_their_state(net: Net) -> None:
         assert "\n" not in repr(ends.link)
         ends.link.abort()
         assert "closed" in repr(ends.link)
+        ends.listener.close()
+
+    run_test(main())
+
+
+# ---------------------------------------------------------------- steps that were foreseen
+
+
+def test_a_foreseen_step_is_told_before_it_is_delivered(net: Net) -> None:
+    async def main() -> None:
+        told: list[tuple[str, bytes]] = []
+        ends = await connect(net, lambda link, message, body: told.append(("delivered", body)))
+        ends.link.send(describe(1))
+        await ends.accepter.until_count(1)
+        foreseen = ForeseenStep(step(1, 7), 1, 4)
+        ends.there.foresee(foreseen, lambda body: told.append(("foreseen", body)))
+        ends.link.send_foreseen(foreseen, step().spent, b"body")
+        await ends.accepter.until_count(2)
+        assert told[1:] == [("foreseen", b"body"), ("delivered", b"body")]
+        assert ends.accepter.received[1] == (step(1, 7), b"body")
+        ends.link.send_foreseen(foreseen, step().spent, b"more")
+        await ends.accepter.until_count(3)
+        assert told[3:] == [("delivered", b"more")], "it was expected once"
+        ends.link.close()
+        ends.listener.close()
+
+    run_test(main())
+
+
+def test_anything_else_that_comes_first_ends_the_expectation(net: Net) -> None:
+    async def main() -> None:
+        told: list[bytes] = []
+        ends = await connect(net)
+        ends.link.send(describe(1))
+        await ends.accepter.until_count(1)
+        ends.there.foresee(ForeseenStep(step(1, 7), 1, 4), told.append)
+        ends.link.send(step(1, 6), b"body")
+        await ends.accepter.until_count(2)
+        ends.link.send(step(1, 7), b"body")
+        await ends.accepter.until_count(3)
+        assert told == []
+        assert ends.accepter.messages[1:] == [step(1, 6), step(1, 7)]
+        ends.link.close()
+        ends.listener.close()
+
+    run_test(main())
+
+
+def test_the_last_expectation_holds(net: Net) -> None:
+    async def main() -> None:
+        told: list[tuple[str, bytes]] = []
+        ends = await connect(net)
+        ends.link.send(describe(1))
+        await ends.accepter.until_count(1)
+        for name in ("first", "second"):
+            ends.there.foresee(ForeseenStep(step(1, 7), 1, 4), lambda body, name=name: told.append((name, body)))
+        ends.link.send(step(1, 7), b"body")
+        await ends.accepter.until_count(2)
+        assert told == [("second", b"body")]
+        ends.link.close()
+        ends.listener.close()
+
+    run_test(main())
+
+
+def test_inside_another_message_nothing_is_expected(net: Net) -> None:
+    async def main() -> None:
+        told: list[bytes] = []
+        ends = await connect(net)
+        ends.link.send(describe(1))
+        await ends.accepter.until_count(1)
+        ends.link.send(step(2), bytes(5 * MIB))  # so large that it travels in pieces, between which others come
+        ends.there.foresee(ForeseenStep(step(1, 7), 1, 4), told.append)
+        ends.link.send(step(1, 7), b"body")
+        await ends.accepter.until_count(3)
+        assert told == []
+        ends.link.close()
+        ends.listener.close()
+
+    run_test(main())
+
+
+def test_a_closed_link_takes_no_foreseen_step_and_expects_none(net: Net) -> None:
+    async def main() -> None:
+        told: list[bytes] = []
+        ends = await connect(net)
+        ends.link.send(describe(1))
+        await ends.accepter.until_count(1)
+        foreseen = ForeseenStep(step(1, 7), 1, 4)
+        ends.there.foresee(foreseen, told.append)
+        ends.there.close()
+        with contextlib.suppress(LinkClosed):
+            ends.link.send_foreseen(foreseen, step().spent, b"body")
+        with pytest.raises(LinkClosed):
+            ends.there.send_foreseen(foreseen, step().spent, b"body")
+        await ends.dialer.until(lambda recorder: bool(recorder.lost))
+        assert told == []
+        assert len(ends.accepter.received) == 1
+        ends.listener.close()
+
+    run_test(main())
+
+
+def test_foreseen_steps_are_refused_when_too_much_waits(net: Net) -> None:
+    async def main() -> None:
+        ends = await connect(net)
+        foreseen = ForeseenStep(step(1, 7), 1, 60_000)
+
+        def send_for_ever() -> None:
+            for _ in range(MAX_QUEUED_BYTES // 1000):
+                ends.link.send_foreseen(foreseen, step().spent, bytes(60_000))
+
+        with pytest.raises(LinkFull):
+            send_for_ever()
+        ends.link.abort()
         ends.listener.close()
 
     run_test(main())

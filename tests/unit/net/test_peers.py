@@ -11,6 +11,7 @@ from potluck.net import peers
 from potluck.net.link import LinkHandler, admit_anyone
 from potluck.net.memory import MemoryLink, MemoryNetwork, MemoryTransport
 from potluck.net.peers import _MAX_WAITING, MAX_DIALS, PeerLinks
+from potluck.wire.foreseen import ForeseenStep
 from potluck.wire.handshake import Ticket
 from potluck.wire.messages import Message
 from tests.support.link_ends import ACCEPTER, DIALER, OTHER, run_test
@@ -262,5 +263,49 @@ def test_what_waits_for_a_dropped_node_is_forgotten() -> None:
         await settle()
         assert there.lost == [(ACCEPTER.node_id, "expelled")]
         assert here.received == []
+
+    run_test(main())
+
+
+def test_a_foreseen_step_goes_where_any_would() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        here, there = End(network, ACCEPTER), End(network, DIALER)
+        foreseen, told = ForeseenStep(step(1, 7), 1, 4), []
+        assert not there.links.send_foreseen(ACCEPTER.node_id, foreseen, step().spent, b"body")
+        there.links.foresee(ACCEPTER.node_id, foreseen, told.append)  # nobody to expect it from
+        await there.links.connect(await here.listen())
+        there.links.send(ACCEPTER.node_id, None, describe())
+        await settle()
+        here.links.foresee(DIALER.node_id, foreseen, told.append)
+        assert there.links.send_foreseen(ACCEPTER.node_id, foreseen, step().spent, b"body")
+        await settle()
+        assert told == [b"body"]
+        assert here.messages == [describe(), step(1, 7)]
+        await there.links.close()
+        await settle()
+
+    run_test(main())
+
+
+def test_a_foreseen_step_for_a_full_link_shows_as_a_lost_node() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        here, there = End(network, ACCEPTER), End(network, DIALER)
+        await there.links.connect(await here.listen())
+        there.links.send(ACCEPTER.node_id, None, describe())
+        await settle()
+        network.freeze(ACCEPTER.node_id)
+        foreseen = ForeseenStep(step(1, 7), 1, 60_000)
+        for _ in range(20_000):
+            if not there.links.send_foreseen(ACCEPTER.node_id, foreseen, step().spent, bytes(60_000)):
+                break
+            await asyncio.sleep(0)
+        assert [node for node, _ in there.lost] == [ACCEPTER.node_id]
+        assert not there.links.is_linked(ACCEPTER.node_id)
+        network.thaw(ACCEPTER.node_id)
+        await there.links.close()
+        await here.links.close()
+        await settle()
 
     run_test(main())

@@ -7,7 +7,6 @@ import pytest
 
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import (
-    MAX_STAGES,
     Close,
     Credit,
     Fault,
@@ -22,12 +21,12 @@ from potluck.wire.messages import (
     Result,
     Rewire,
     Rewired,
-    Spent,
     Stage,
     Step,
     Truncate,
     Wiring,
 )
+from potluck.wire.spent import MAX_STAGES, SPENT_BYTES
 from potluck.wire.work import (
     BatchDone,
     CloseSession,
@@ -440,9 +439,9 @@ def test_an_error_of_the_worker_is_this_shards_own() -> None:
 def test_times_that_a_neighbour_reports_cannot_make_our_own_messages_invalid() -> None:
     bench = CoreBench(MIDDLE)
     bench.open()
-    most = Spent((1 << 62) - 1, (1 << 62) - 1)
-    [effect] = bench.run(0, spent=(most,) * MAX_STAGES)
+    [effect] = bench.run(0, spent=bytes([255]) * (MAX_STAGES * SPENT_BYTES))
     assert isinstance(effect.message, Step)
+    assert len(effect.message.spent) == MAX_STAGES * SPENT_BYTES
     encoded = msgspec.msgpack.encode(effect.message)
     assert msgspec.msgpack.decode(encoded, type=Step) == effect.message
 

@@ -1,21 +1,44 @@
 """What a served shard knows of its loading. No worker: its messages are what a test says."""
 
+from collections.abc import Callable, Sequence
+
+import pytest
+
 from potluck.core.errors import OutOfDeviceMemory, ShardUnavailable
+from potluck.shard.effects import Work
 from potluck.shard.server import ShardServer
 from potluck.telemetry.metrics import Metrics
+from potluck.wire.effects import SendTo
+from potluck.wire.foreseen import ForeseenStep
 from potluck.wire.messages import Stage
-from potluck.wire.work import Loaded, LoadFailed
+from potluck.wire.work import Loaded, LoadFailed, RunBatch
 from potluck.wire.worker_settings import WorkerSettings
 from tests.support.link_ends import run_test
-from tests.support.shard_cores import settings_of
+from tests.support.shard_cores import HEAD, SHARD, opening, settings_of
 
 STAGE = Stage(0, 4, True, False)
+
+
+class NoLinks:
+    """Reaches nobody; remembers what it was to send."""
+
+    def __init__(self) -> None:
+        self.sent: list[SendTo] = []
+
+    def send_all(self, effects: Sequence[SendTo]) -> None:
+        self.sent += effects
+
+    def foresee(self, node: bytes, step: ForeseenStep, on_arrival: Callable[[bytes], None]) -> None:
+        return
+
+    def send_foreseen(self, node: bytes, step: ForeseenStep, spent: bytes, body: bytes) -> bool:
+        return False
 
 
 def test_why_it_could_not_be_loaded_is_known_until_it_could() -> None:
     async def main() -> None:
         worker = WorkerSettings(model_path="nowhere", source="a" * 64)
-        server = ShardServer(bytes(32), settings_of(STAGE), worker, lambda messages: None, Metrics())
+        server = ShardServer(bytes(32), settings_of(STAGE), worker, NoLinks(), Metrics())
         assert server.load_failure is None
         server._on_worker_message(LoadFailed(STAGE, "out_of_device_memory", "others took it"), b"")
         assert isinstance(server.load_failure, OutOfDeviceMemory)
@@ -27,6 +50,24 @@ def test_why_it_could_not_be_loaded_is_known_until_it_could() -> None:
         assert server.load_failure is None
         await server.evict()
         assert (await server.health()).online, "it sleeps, and loads at the next question"
+        await server.stop()
+
+    run_test(main())
+
+
+def test_a_worker_that_was_told_what_was_not_decided_is_ended(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        links = NoLinks()
+        worker = WorkerSettings(model_path="nowhere", source="a" * 64)
+        server = ShardServer(SHARD, settings_of(STAGE), worker, links, Metrics())
+        ended: list[bool] = []
+        server.supervisor.kill = lambda: ended.append(True)  # type: ignore[method-assign]
+        server._on_worker_message(Loaded(STAGE, 1, 1, 1), b"")
+        server._ahead._left = Work(RunBatch(1, ()), b"")
+        server.deliver(HEAD, opening(STAGE), b"")
+        assert ended == [True]
+        assert server.core.counters["wrong_foresight"] == 1
+        assert "not what was decided" in caplog.text
         await server.stop()
 
     run_test(main())
