@@ -149,8 +149,6 @@ class CpuEngine(ShardEngine):
         program = self._decoder.program_for(layers.start, layers.stop, layers.start, head)
         self._describe([Step(session, position, tokens=(0,))], [_Row(0, 0, 1)])
         self._expected = _Expected(session, position, held, program, head is not None, self.kv.changes)
-        if layers.start in self._weights.layers:
-            self._weights.layers[layers.start].read_ahead()
 
     def _forward_expected(self, expected: _Expected, step: Step) -> StepResult | None:
         """None where the step is not the expected one. What `expect` has seen to need not be looked at again."""

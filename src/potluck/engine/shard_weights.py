@@ -13,8 +13,6 @@ from potluck.weights.checkpoint import Checkpoint, TensorEntry
 
 Floats = npt.NDArray[np.float32]
 _Q8_BLOCK = np.dtype([("scale", "<f2"), ("integers", "i1", 32)])
-_LINE_BYTES = 64
-_AHEAD_BYTES = 1 << 20  # a core's second cache, read in 24 µs on Zen 5
 
 
 class LayerWeights:
@@ -23,13 +21,6 @@ class LayerWeights:
     def __init__(self, matrices: dict[str, PackedTensor], vectors: dict[str, Floats]) -> None:
         self._matrices = matrices
         self._vectors = vectors
-        memory = next(iter(matrices.values())).memory  # of all of them
-        size = min(_AHEAD_BYTES, len(memory)) // _LINE_BYTES * _LINE_BYTES
-        self._beginning = memory[:size].view(np.uint64)[:: _LINE_BYTES // 8]  # a word of each cache line
-
-    def read_ahead(self) -> None:
-        """Brings what fits of the layer into the caches: a shard does so with its first one while its answer is on its way."""
-        self._beginning.max()
 
     def matrix(self, role: str) -> PackedTensor | None:
         return self._matrices.get(role)

@@ -1,4 +1,4 @@
-"""A worker that lives and finishes nothing: its pings are answered beside the computing, so they say nothing about that."""
+"""A worker as its daemon sees it, without a process: what is written to it; one that lives, answers pings and finishes nothing."""
 
 import asyncio
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from potluck.shard import worker_process
 from potluck.shard.worker_process import WorkerProcess
 from potluck.wire.messages import Stage
 from potluck.wire.work import BatchDone, FromWorker, Load, Loaded, Pong, RunBatch, ToWorker
-from potluck.wire.work_frames import encode
+from potluck.wire.work_frames import encode, frame_start
 
 MOST = 5
 STAGE = Stage(0, 2, True, True)
@@ -25,8 +25,15 @@ class Bench:
         self.worker = WorkerProcess(lambda message, body: None, lambda reason: None)
         process: Any = SimpleNamespace(pid=7, poll=lambda: None, kill=self._count_kill, returncode=None)
         self.worker._process = process
-        transport: Any = SimpleNamespace(writelines=lambda parts: None, is_closing=lambda: False)
+        self.written = b""
+        self.is_closing = False
+        transport: Any = SimpleNamespace(
+            write=self._write, writelines=lambda parts: self._write(b"".join(parts)), is_closing=lambda: self.is_closing
+        )
         self.worker.connection_made(transport)
+
+    def _write(self, data: bytes) -> None:
+        self.written += data
 
     def _count_kill(self) -> None:
         self.killed += 1
@@ -80,3 +87,23 @@ def test_loading_may_take_as_long_as_it_takes(bench: Bench) -> None:
     bench.send(RunBatch(1, ()))
     bench.pings(MOST + 1)
     assert bench.killed == 1
+
+
+@pytest.mark.parametrize("size", [0, 2304, 64 << 10, 1 << 20])
+def test_a_batch_that_was_encoded_beforehand_is_a_batch_like_any(bench: Bench, size: int) -> None:
+    body = bytes(range(256)) * (size // 256)
+    bench.worker.send(RunBatch(1, ()), body)
+    usual, bench.written = bench.written, b""
+    assert bench.worker.send_batch(frame_start(RunBatch(1, ()), len(body)), body)
+    assert bench.written == usual
+    for number in (1, 2):
+        assert bench.worker.is_busy, "two answers are owed"
+        bench.hear(BatchDone(number, (), 0))
+    assert not bench.worker.is_busy
+
+
+def test_a_worker_that_is_gone_takes_no_batch(bench: Bench) -> None:
+    bench.is_closing = True
+    assert not bench.worker.send_batch(frame_start(RunBatch(1, ()), 0), b"")
+    assert bench.written == b""
+    assert not bench.worker.is_busy
