@@ -33,7 +33,8 @@ class PipelineBenchSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: str  # as in the store
     file: ModelFile
     layer_count: int
-    rounds: int = 9
+    rounds: int = 15  # neighbours on the host move one round's ratio by several percent
+    large_rounds: int = 31
     decode_tokens: int = 64
     prefill_tokens: int = 1024
     batch: int = 8

@@ -137,7 +137,7 @@ def pipeline(
         from potluck.bench.large_split import bench_large_split
         from potluck.core.paths import locate_folders
 
-        large = bench_large_split(locate_folders().cache, settings.rounds, settings.decode_tokens // 4, say)
+        large = bench_large_split(locate_folders().cache, settings.large_rounds, settings.decode_tokens // 4, say)
         report = msgspec.structs.replace(report, large=large)
     if as_json:
         return print_json(report)

@@ -18,7 +18,7 @@ Buffer = bytes | bytearray | memoryview
 
 _HEADER = struct.Struct("<II")  # bytes of the message, bytes of the body
 _ENCODER = msgspec.msgpack.Encoder()
-_Kind = TypeVar("_Kind")  # ToWorker or FromWorker
+_Kind = TypeVar("_Kind", bound=ToWorker | FromWorker)  # one of the two
 
 
 def encode(message: ToWorker | FromWorker, *parts: bytes | memoryview) -> list[Buffer]:
@@ -45,13 +45,24 @@ class WorkDecoder(Generic[_Kind]):
     def __init__(self, decoder: msgspec.msgpack.Decoder[_Kind]) -> None:
         self._decoder = decoder
         self._unfinished = bytearray()
+        self._expected: tuple[bytes, int, _Kind] | None = None  # how it begins, how long it is
         self._wanted = 0  # bytes that the unfinished frame has when it is complete, as far as is known
 
     def __repr__(self) -> str:
         return f"<WorkDecoder with {len(self._unfinished)} bytes of an unfinished frame>"
 
+    def expect(self, message: _Kind, body_bytes: int) -> None:
+        """Most likely this comes next, with a body of that length: if just that does, there is nothing to decode."""
+        start = bytes(frame_start(message, body_bytes))
+        self._expected = start, len(start) + body_bytes, message
+
     def feed(self, data: bytes) -> list[tuple[_Kind, bytes]]:
         """Messages that `data` completes, with their bodies."""
+        if self._expected is not None:
+            begin, frame_bytes, expected = self._expected
+            self._expected = None
+            if len(data) == frame_bytes and not self._unfinished and data.startswith(begin):
+                return [(expected, data[len(begin) :])]
         if self._unfinished:  # most often there is nothing: a read holds exactly one frame
             self._unfinished += data
             if len(self._unfinished) < self._wanted:

@@ -42,6 +42,7 @@ class BatchRunner:
     def __init__(self, sessions: Mapping[bytes, WorkerSession], row_norm_limit: float) -> None:
         self._sessions = sessions
         self._row_norm_limit = row_norm_limit
+        self._last = RunBatch(0, ())
         self._decoding = b""  # the session whose next token is likely to be next
         self.compute_s = 0.0  # of the last batch
 
@@ -60,20 +61,27 @@ class BatchRunner:
         for group in _groups(jobs):
             _run_group(group)
         self.compute_s = time.perf_counter() - start
+        self._last = batch
         self._decoding = jobs[0].item.session if len(jobs) == 1 and _is_decoding(jobs[0]) else b""
         outputs = [job.output for job in jobs if job.output is not None]
         for index, output in refused.items():  # in the order of their places
             outputs.insert(index, output)
         return BatchDone(batch.batch, tuple(outputs), int(self.compute_s * 1e6)), [job.data for job in jobs if job.data]
 
-    def look_ahead(self) -> None:
-        """To be called right after an answer, where nothing waits: makes ready what is likely to be asked for next."""
+    def look_ahead(self) -> RunBatch | None:
+        """To be called right after an answer, where nothing waits: makes ready what is likely to be asked for next, and tells it."""
         session = self._sessions.get(self._decoding)
-        if session is not None and not session.roundings:
+        if session is None:
+            return None
+        if not session.roundings:
             with contextlib.suppress(
                 PotluckError
             ):  # no memory for the next page, say: the step will be answered with it
                 session.engine.expect(session.number)
+        item, *more = self._last.items
+        if more or item.count > 1:  # of a prompt: as an item, what follows is of another kind
+            return None
+        return RunBatch(self._last.batch + 1, (msgspec.structs.replace(item, position=item.position + 1),))
 
     def claim_device(self) -> None:
         """To be called while nothing has come since: where the next step will need a device that others use too."""

@@ -56,6 +56,10 @@ class Channel:
                     self._read()
         return self._arrived.popleft()
 
+    def expect(self, message: ToWorker, body_bytes: int) -> None:
+        """What is most likely to come next. It comes as it would without; only sooner."""
+        self._decoder.expect(message, body_bytes)
+
     @property
     def has_more(self) -> bool:
         """Whether something waits to be received, or to be read."""

@@ -59,7 +59,8 @@ def serve(channel: Channel, settings: WorkerSettings) -> None:
         if isinstance(message, RunBatch):
             channel.progress += 1
             if not channel.has_more:
-                worker.look_ahead()
+                if (next_batch := worker.look_ahead()) is not None:
+                    channel.expect(next_batch, sum(item.size_bytes for item in next_batch.items))
                 if settings.spin_s:
                     channel.call_when_idle(worker.others_turn_s, worker.claim_device)
 

@@ -65,9 +65,9 @@ class Worker:
             return [(refusal, ()) for refusal in self._unload(message)]
         return []
 
-    def look_ahead(self) -> None:
-        """To be called right after the answer to a batch, where no other message waits."""
-        self._batches.look_ahead()
+    def look_ahead(self) -> RunBatch | None:
+        """To be called right after the answer to a batch, where no other message waits. The batch that is most likely to be next."""
+        return self._batches.look_ahead()
 
     @property
     def others_turn_s(self) -> float:

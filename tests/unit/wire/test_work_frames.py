@@ -7,9 +7,11 @@ import msgspec
 import pytest
 
 from potluck.core.errors import ProtocolViolation, WireMisuse
-from potluck.wire.work import FromWorker, Ping, ToWorker
+from potluck.wire.work import FromWorker, Ping, RunBatch, ToWorker, WorkItem
 from potluck.wire.work_frames import MAX_BODY_BYTES, encode, from_worker_decoder, to_worker_decoder
 from tests.support.work_messages import FROM_WORKER, TO_WORKER
+
+ITEM = WorkItem(bytes(16), 5, 1, "fp32", None, True, 4)
 
 
 def written(*messages: tuple[ToWorker | FromWorker, bytes]) -> bytes:
@@ -31,6 +33,41 @@ def test_parts_of_a_body_are_joined_and_not_copied() -> None:
     assert parts[1] is second
     [(message, body)] = to_worker_decoder().feed(b"".join([head, *parts]))
     assert (message, body) == (TO_WORKER[2][0], first + bytes(second))
+
+
+@pytest.mark.parametrize("cut", [None, 1, 8, 60])
+def test_what_was_expected_comes_as_it_would_have(cut: int | None) -> None:
+    expected, other = RunBatch(7, (ITEM,)), RunBatch(8, (ITEM,))
+    data = written((expected, b"body"))
+    for pieces in (
+        [data],
+        [data + written((other, b"more"))],
+        [written((other, b"body"))],
+        [written((expected, b"x"))],
+    ):
+        decoder = to_worker_decoder()
+        decoder.expect(expected, 4)
+        parts = pieces if cut is None else [pieces[0][:cut], pieces[0][cut:]]
+        frames = [frame for part in parts for frame in decoder.feed(part)]
+        assert frames == list(to_worker_decoder().feed(pieces[0]))
+
+
+def test_what_was_expected_is_not_decoded_and_expected_once() -> None:
+    expected, decoder = RunBatch(7, (ITEM,)), to_worker_decoder()
+    decoder.expect(expected, 4)
+    [(first, _)] = decoder.feed(written((expected, b"body")))
+    [(second, body)] = decoder.feed(written((expected, b"also")))
+    assert first is expected
+    assert second is not expected
+    assert (second, body) == (expected, b"also")
+
+
+def test_nothing_is_expected_inside_a_frame() -> None:
+    data = written((RunBatch(7, (ITEM,)), b"body"))
+    outer, decoder = written((RunBatch(6, ()), data)), to_worker_decoder()
+    assert decoder.feed(outer[: -len(data)]) == []
+    decoder.expect(RunBatch(7, (ITEM,)), 4)
+    assert decoder.feed(data) == [(RunBatch(6, ()), data)]
 
 
 def test_sizes_past_the_limits_are_refused_on_the_header() -> None:

@@ -44,9 +44,10 @@ def test_the_session_that_decodes_is_expected_and_claims_the_device_while_it_liv
     sessions = {b"a": session_on(engine, 7)}
     batches = BatchRunner(sessions, 1e6)
     batches.run(RunBatch(1, (item(b"a", 1),)), bytes(4))
-    batches.look_ahead()
+    assert batches.look_ahead() == RunBatch(2, (WorkItem(b"a", 1, 1, None, "fp32", False, 4),))
     batches.claim_device()
     sessions.clear()
+    assert batches.look_ahead() is None
     batches.claim_device()
     assert engine.heard == ["expect 7", "claim"]
 
@@ -57,7 +58,7 @@ def test_nobody_is_expected_after_anything_else(engine: ListeningEngine, counts:
     batches = BatchRunner({name: session_on(engine, i) for i, name in enumerate(names)}, 1e6)
     items = tuple(item(name, count) for name, count in zip(names, counts, strict=True))
     batches.run(RunBatch(1, items), bytes(4 * sum(counts)))
-    batches.look_ahead()
+    assert batches.look_ahead() is None
     batches.claim_device()
     assert engine.heard == []
 
@@ -72,3 +73,17 @@ def test_what_goes_wrong_while_looking_ahead_is_left_to_the_step_itself(
     batches = BatchRunner({b"a": session_on(engine, 7)}, 1e6)
     batches.run(RunBatch(1, (item(b"a", 1),)), bytes(4))
     batches.look_ahead()
+
+
+def test_beside_an_item_that_was_refused_no_batch_is_expected(engine: ListeningEngine) -> None:
+    batches = BatchRunner({b"a": session_on(engine, 7)}, 1e6)
+    batches.run(RunBatch(1, (item(b"a", 1), item(b"gone", 1))), bytes(8))
+    assert batches.look_ahead() is None
+
+
+def test_after_a_prompt_that_chooses_the_session_is_expected_and_no_batch(engine: ListeningEngine) -> None:
+    batches = BatchRunner({b"a": session_on(engine, 7)}, 1e6)
+    batches._last = RunBatch(1, (item(b"a", 5),))
+    batches._decoding = b"a"
+    assert batches.look_ahead() is None
+    assert engine.heard == ["expect 7"]
