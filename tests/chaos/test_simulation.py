@@ -240,7 +240,10 @@ class ForeseesWhatWasCut(Foresight):
     """Takes what the worker computes for wanted, whatever has been cut off since."""
 
     def _next_answer(self) -> ForeseenAnswer | None:
-        for number, [running] in self._batches.running.items():
+        for number, batch in self._batches.running.items():
+            if len(batch) != 1:
+                continue
+            [running] = batch
             self._batches.running[number] = [msgspec.structs.replace(running, cuts=running.session.cuts)]
             foreseen = super()._next_answer()
             self._batches.running[number] = [running]

@@ -23,6 +23,7 @@ from potluck.orchestrator.frames import ShardStatus, StreamFrame, TokenDelta
 from potluck.orchestrator.generation import GenerationSettings
 from potluck.orchestrator.params import DistributedChatParams
 from potluck.planner.cover import Placed
+from potluck.shard.ahead import Ahead
 from potluck.shard.in_process import TensorChunk
 from potluck.shard.rehearsals import Rehearsals
 from potluck.weights.store import ModelStore
@@ -256,3 +257,29 @@ def test_rehearsals_reach_the_worker_and_change_no_token(models_home: Path, monk
     monkeypatch.setattr("potluck.node.serving.rehearsal_watch_s", lambda device, threads: 0.003)
     assert run(ask()) == without
     assert len(watched) == 2
+
+
+@pytest.mark.parametrize("uses_ring", [True, False])
+def test_what_is_foreseen_leaves_early_and_changes_no_token(
+    uses_ring: bool, models_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask() -> tuple[list[int], list[int]]:
+        async with head_node([]) as first, head_node([]) as second:
+            served(first, models_home, "0-3")
+            served(second, models_home, "4-7")
+            addresses = [await node.listen("127.0.0.1:0") for node in (first, second)]
+            async with head_node(addresses) as head:
+                model = await RemoteModel.find(head, TINY)
+                request = msgspec.structs.replace(model.request(range(1, 20), SamplingParams(seed=5), 40), eos=())
+                params = DistributedChatParams(settings=GenerationSettings(uses_ring=uses_ring))
+                tokens = tokens_of(await frames_of(head, request, params))
+                shards = [shard for node in (first, second) for shard in node.shards]
+                assert not any(shard.core.counters["wrong_foresight"] for shard in shards)
+                return tokens, [shard._ahead.count for shard in shards]
+
+    tokens, early = run(ask())
+    # Of 39 tokens after the first: both shards' batches and both ways, or all but the last way, which ends at the head.
+    assert min(early) > 20
+    assert sum(early) > (100 if uses_ring else 60)
+    monkeypatch.setattr(Ahead, "look", lambda ahead: None)
+    assert run(ask()) == (tokens, [0, 0])

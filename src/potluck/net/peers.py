@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 
-from potluck.core.errors import PotluckError, WrongPeer
+from potluck.core.errors import PotluckError, WireMisuse, WrongPeer
 from potluck.core.processors import give_way_where_few
 from potluck.identity.keys import short_id
 from potluck.net.link import Link, LinkHandler, Transport
@@ -121,7 +121,7 @@ class PeerLinks:
         last = {effect.node: effect for effect in effects}
         for effect in effects:
             links = self._links.get(effect.node)
-            if not links:
+            if not links or effect.node == self._node:
                 self.send(effect.node, effect.address, effect.message, effect.body)
                 continue
             is_last = last[effect.node] is effect
@@ -135,13 +135,15 @@ class PeerLinks:
             link.foresee(step, on_arrival)
 
     def send_foreseen(self, node: bytes, step: ForeseenStep, spent: bytes, body: bytes) -> bool:
-        """As `send`, with a step whose frame was made beforehand; false, and nothing was sent, where there is no link."""
+        """As `send`, with a step whose frame was made beforehand; false: nothing was sent, for want of a link or as it does not fit."""
         links = self._links.get(node)
-        if not links:
+        if not links or node == self._node:
             return False
         link = links[-1]
         try:
             link.send_foreseen(step, spent, body)
+        except WireMisuse:  # other times or another body than was foreseen: it can still be sent as any step
+            return False
         except PotluckError as error:
             self._lose_link_soon(link, error)
         give_way_where_few()

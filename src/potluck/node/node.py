@@ -301,9 +301,10 @@ class Node:
             return self._refuse(sender, message, ShardUnavailable("this node serves no layers"))
         if len(self._owners) >= _MAX_OWNERS:  # sessions that were refused are there too, until the next look
             self._forget_ended_sessions()
-        self._owners.setdefault(message.session, server)
+        # An id that another shard of ours knows stays that one's, to which steps are delivered; it refuses.
+        owner = self._owners.setdefault(message.session, server)
         self.metrics.requests.labels(caller=self._caller(sender)).inc()
-        return server.deliver(sender, message, body)
+        return owner.deliver(sender, message, body)
 
     def _caller(self, sender: bytes) -> str:
         """As the metrics name it. Without a swarm everybody may make up ids: after the first so many they are one."""

@@ -41,6 +41,7 @@ class Ahead:
         self._arrival: ForeseenArrival | None = None
         self._answer: tuple[ForeseenAnswer, ForeseenStep] | None = None
         self._left: Effect | None = None
+        self.count = 0  # of what has left before it was decided, and was decided then
 
     def __repr__(self) -> str:
         foreseen = "an arrival" if self._arrival is not None else "an answer" if self._answer is not None else "nothing"
@@ -62,7 +63,10 @@ class Ahead:
 
     def _on_arrival(self, foreseen: ForeseenArrival, start: Buffer, body: bytes) -> None:
         """What the links were told holds only if nothing else has happened since."""
-        if self._arrival is foreseen and self._worker.send_batch(start, body):
+        if self._arrival is not foreseen:
+            return
+        self._arrival = None
+        if self._worker.send_batch(start, body):
             self._left = foreseen.decision(body)
 
     def on_answer(self, message: BatchDone, body: bytes, now_s: float) -> None:
@@ -82,6 +86,7 @@ class Ahead:
             return None, effects
         left, self._left = self._left, None
         if effects and effects[0] == left:
+            self.count += 1
             return left, effects[1:]
         self._on_contradiction()
         return None, effects

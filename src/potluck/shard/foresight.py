@@ -16,7 +16,7 @@ from potluck.shard.sessions import Phase, ShardSession
 from potluck.wire.effects import SendTo
 from potluck.wire.frames import URGENT_BYTES
 from potluck.wire.messages import Sampler, Step
-from potluck.wire.spent import MAX_STAGES, SPENT_BYTES
+from potluck.wire.spent import MAX_STAGES, stages_in
 from potluck.wire.work import BatchDone, RunBatch
 
 
@@ -99,7 +99,7 @@ class Foresight:
     def _next_answer(self) -> ForeseenAnswer | None:
         [(number, batch), *more] = self._batches.running.items()
         running, session = batch[0], batch[0].session
-        is_alone = not more and len(batch) == 1 and session.id in self._life.live
+        is_alone = not more and len(batch) == 1 and self._life.live.get(session.id) is session
         if not is_alone or running.step.count != 1 or running.cuts != session.cuts or session.is_faulty:
             return None
         if session.stage.has_output:
@@ -122,5 +122,5 @@ class Foresight:
         hop = session.wiring.next
         node, address = (session.head, None) if hop is None else (hop.node, hop.address)
         step = session.onward(running.step.position, 1, b"", chooses=running.step.chooses)
-        stages = min(len(running.step.spent) // SPENT_BYTES + 1, MAX_STAGES)
+        stages = min(stages_in(running.step.spent) + 1, MAX_STAGES)
         return ForeseenAnswer(number, node, address, step, stages, size_bytes, running, None)

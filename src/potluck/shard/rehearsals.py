@@ -55,8 +55,7 @@ class Rehearsals:
         hop = session.wiring.ring if is_last else session.wiring.next
         if hop is None or hop.node == self._node:
             return False
-        onward = session.onward(position, 1, b"", chooses=True)
-        step = session.round_again(hop, position + 1) if is_last else onward
+        step = session.round_again(hop, position + 1) if is_last else session.onward(position, 1, b"", chooses=True)
         rehearsal = msgspec.structs.replace(step, is_rehearsal=True)
         self._effects.send(hop.node, hop.address, rehearsal, bytes(self._life.row_size(session.output_codec)))
         return True

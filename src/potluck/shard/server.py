@@ -69,7 +69,7 @@ class ShardServer:
         self._session_count = 0  # as told
         self._links = links
         self._ahead = ahead.Ahead(self.core, self.supervisor, links, self._on_contradiction)
-        self._is_looking_ahead = False
+        self._looking_ahead: asyncio.Handle | None = None
         self._callers: dict[bytes, InProcessCaller] = {}
         self._loop = asyncio.get_running_loop()
         self._noting: asyncio.TimerHandle | None = None
@@ -207,19 +207,18 @@ class ShardServer:
         if self.core.session_count != self._session_count:
             self._session_count = self.core.session_count
             self.on_session_count()
-        if self._session_count == 1 and not self._is_looking_ahead:
-            self._is_looking_ahead = True
-            self._loop.call_soon(self._look_ahead)
+        if self._session_count == 1 and self._looking_ahead is None:
+            self._looking_ahead = self._loop.call_soon(self._look_ahead)
 
     def _look_ahead(self) -> None:
-        self._is_looking_ahead = False
+        self._looking_ahead = None
         self._ahead.look()
 
     def _on_contradiction(self) -> None:
         """Nobody may go on from what has left, and heads know what to do where a worker is gone."""
         self.core.counters["wrong_foresight"] += 1
         _LOG.error("%s: what has left is not what was decided then; ending its worker", self.shard_id)
-        self.supervisor.kill()
+        self.supervisor.abandon("it was told what had not been decided")
 
     def _note_work(self, message: ToWorker) -> None:
         if type(message) is Rehearse:
@@ -276,5 +275,7 @@ class ShardServer:
             self._noting.cancel()
             self._note_latencies()
         self._spinner.stop()
+        if self._looking_ahead is not None:
+            self._looking_ahead.cancel()
         self._ahead.forget()
         await self.supervisor.stop()

@@ -11,7 +11,7 @@ import msgspec
 
 from potluck.core.remembered import AnswerSoFar
 from potluck.wire.messages import Boundary, Codec, Hop, Open, Rewire, Sampler, Stage, Step, Wiring
-from potluck.wire.spent import SPENT_BYTES
+from potluck.wire.spent import stages_in
 
 
 class Phase(enum.Enum):
@@ -121,7 +121,7 @@ class ShardSession:
         """A step that may be taken; it waits now."""
         self.length_in += step.count
         self.used_s = now_s
-        self.stages_before = len(step.spent) // SPENT_BYTES
+        self.stages_before = stages_in(step.spent)
         self.waiting.append(Waiting(step, body, now_s))
 
     def onward(self, position: int, count: int, spent: bytes, *, chooses: bool) -> Step:

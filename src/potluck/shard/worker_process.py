@@ -194,6 +194,11 @@ class WorkerProcess(asyncio.Protocol):
             self._is_own_kill = True
             self._process.kill()
 
+    def abandon(self, reason: str) -> None:
+        """Ends it, and `on_lost` is told before this returns; nothing that it has said meanwhile is heard any more."""
+        self.kill()
+        self._lose(reason)
+
     async def stop(self) -> None:
         """Ends it and waits until it is gone. `on_lost` is not called any more."""
         self._on_lost = None

@@ -130,6 +130,11 @@ class WorkerSupervisor:
         if self._worker is not None:
             self._worker.kill()
 
+    def abandon(self, reason: str) -> None:
+        """Ends the process as one that was lost, and at once: nothing that it still says is heard. The usual restart follows."""
+        if self._worker is not None:
+            self._worker.abandon(reason)
+
     async def stop(self) -> None:
         """Ends everything; on return no process, task or timer of this supervisor is left."""
         self._wanted.clear()

@@ -24,13 +24,17 @@ class Spent(NamedTuple):
     queue_us: int
 
 
+def stages_in(spent: bytes) -> int:
+    return len(spent) // SPENT_BYTES
+
+
 def add_spent(before: bytes, compute_us: int, queue_us: int) -> bytes:
-    """`before`, with one shard more. After the most that there can be, whatever came before is cut instead."""
+    """`before`, with one shard more. Of what came before, no more than there is room for is kept, and whole entries only."""
     entry = _ENTRY.pack(min(max(compute_us, 0), _MOST_US), min(max(queue_us, 0), _MOST_US))
-    return before[: (MAX_STAGES - 1) * SPENT_BYTES] + entry
+    return before[: min(stages_in(before), MAX_STAGES - 1) * SPENT_BYTES] + entry
 
 
 def read_spent(spent: bytes) -> tuple[Spent, ...]:
     """By shard. Bytes at the end that are no whole entry tell nothing."""
-    whole = len(spent) - len(spent) % SPENT_BYTES
-    return tuple(Spent(*entry) for entry in _ENTRY.iter_unpack(spent[:whole]))
+    whole = spent[: stages_in(spent) * SPENT_BYTES]
+    return tuple(Spent(*entry) for entry in _ENTRY.iter_unpack(whole))

@@ -52,7 +52,7 @@ class WorkDecoder(Generic[_Kind]):
         return f"<WorkDecoder with {len(self._unfinished)} bytes of an unfinished frame>"
 
     def expect(self, message: _Kind, body_bytes: int) -> None:
-        """Most likely this comes next, with a body of that length: if just that does, there is nothing to decode."""
+        """Most likely this is what will come, with a body of that length: where just that does, there is nothing to decode."""
         start = bytes(frame_start(message, body_bytes))
         self._expected = start, len(start) + body_bytes, message
 
@@ -60,8 +60,8 @@ class WorkDecoder(Generic[_Kind]):
         """Messages that `data` completes, with their bodies."""
         if self._expected is not None:
             begin, frame_bytes, expected = self._expected
-            self._expected = None
             if len(data) == frame_bytes and not self._unfinished and data.startswith(begin):
+                self._expected = None
                 return [(expected, data[len(begin) :])]
         if self._unfinished:  # most often there is nothing: a read holds exactly one frame
             self._unfinished += data

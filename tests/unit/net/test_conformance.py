@@ -494,23 +494,6 @@ def test_the_last_expectation_holds(net: Net) -> None:
     run_test(main())
 
 
-def test_inside_another_message_nothing_is_expected(net: Net) -> None:
-    async def main() -> None:
-        told: list[bytes] = []
-        ends = await connect(net)
-        ends.link.send(describe(1))
-        await ends.accepter.until_count(1)
-        ends.link.send(step(2), bytes(5 * MIB))  # so large that it travels in pieces, between which others come
-        ends.there.foresee(ForeseenStep(step(1, 7), 1, 4), told.append)
-        ends.link.send(step(1, 7), b"body")
-        await ends.accepter.until_count(3)
-        assert told == []
-        ends.link.close()
-        ends.listener.close()
-
-    run_test(main())
-
-
 def test_a_closed_link_takes_no_foreseen_step_and_expects_none(net: Net) -> None:
     async def main() -> None:
         told: list[bytes] = []

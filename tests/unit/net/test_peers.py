@@ -11,6 +11,7 @@ from potluck.net import peers
 from potluck.net.link import LinkHandler, admit_anyone
 from potluck.net.memory import MemoryLink, MemoryNetwork, MemoryTransport
 from potluck.net.peers import _MAX_WAITING, MAX_DIALS, PeerLinks
+from potluck.wire.effects import SendTo
 from potluck.wire.foreseen import ForeseenStep
 from potluck.wire.handshake import Ticket
 from potluck.wire.messages import Message
@@ -306,6 +307,59 @@ def test_a_foreseen_step_for_a_full_link_shows_as_a_lost_node() -> None:
         network.thaw(ACCEPTER.node_id)
         await there.links.close()
         await here.links.close()
+        await settle()
+
+    run_test(main())
+
+
+def test_a_foreseen_step_that_does_not_fit_is_not_sent_and_costs_no_link() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        here, there = End(network, ACCEPTER), End(network, DIALER)
+        await there.links.connect(await here.listen())
+        foreseen = ForeseenStep(step(1, 7), 1, 4)
+        assert not there.links.send_foreseen(ACCEPTER.node_id, foreseen, bytes(13), b"body")
+        await settle()
+        assert there.links.is_linked(ACCEPTER.node_id)
+        assert (there.lost, here.lost, here.messages) == ([], [], [])
+        await there.links.close()
+        await settle()
+
+    run_test(main())
+
+
+def test_what_is_for_oneself_keeps_its_order_also_beside_a_link_to_oneself() -> None:
+    async def main() -> None:
+        end = End(MemoryNetwork(), ACCEPTER)
+        await end.links.connect(await end.listen())
+        end.links.send(ACCEPTER.node_id, None, step(1, 6))
+        assert not end.links.send_foreseen(ACCEPTER.node_id, ForeseenStep(step(1, 7), 1, 4), step().spent, b"body")
+        end.links.send_all([SendTo(ACCEPTER.node_id, None, step(1, 7), b"body")])
+        await settle()
+        assert end.messages == [step(1, 6), step(1, 7)]
+        await end.links.close()
+        await settle()
+
+    run_test(main())
+
+
+def test_a_foreseen_step_is_expected_on_every_link_of_its_node() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        here, there = End(network, ACCEPTER), End(network, DIALER)
+        address = await here.listen()
+        told: list[bytes] = []
+        links = [await there.transport.dial(address, ACCEPTER.node_id, there.links, 5.0) for _ in range(2)]
+        for link in links:
+            link.send(describe())
+        await settle()
+        here.links.foresee(DIALER.node_id, ForeseenStep(step(1, 7), 1, 4), told.append)
+        for link in links:
+            link.send(step(1, 7), b"body")
+        await settle()
+        assert told == [b"body", b"body"]
+        for link in links:
+            link.close()
         await settle()
 
     run_test(main())

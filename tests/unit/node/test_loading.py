@@ -15,9 +15,22 @@ from potluck.node.node import Node
 from potluck.node.serving import ServingSettings, started
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import Fault, Open, Probe, Probed, Refused
+from potluck.wire.work import Loaded, SessionOpened
 from potluck.wire.worker_settings import WorkerSettings
 from tests.support.link_ends import run_test
-from tests.support.shard_cores import HEAD, LAYERS, WHOLE, sampler_of, session_id, settings_of, wiring_of
+from tests.support.shard_cores import (
+    FIRST,
+    HEAD,
+    LAST,
+    LAYERS,
+    OTHER_HEAD,
+    WHOLE,
+    opening,
+    sampler_of,
+    session_id,
+    settings_of,
+    wiring_of,
+)
 
 
 def test_a_worker_that_keeps_dying_while_it_loads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,5 +132,33 @@ def test_own_layers_are_loaded_all_or_none_is_left(
         await asyncio.wait({loading})
         assert len(shards.left) == left
         assert (loading.cancelled() or loading.exception() is not None) == (left == 0)
+
+    run_test(main())
+
+
+def test_an_id_that_one_shard_of_a_node_knows_cannot_be_opened_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps go to the shard that knows the session; another one that knew it too would wait for what it never gets."""
+
+    async def main() -> None:
+        key = NodeKey.generate()
+        node = Node(key, MemoryNetwork().transport(key.node_id))
+        sent: list[SendTo] = []
+        monkeypatch.setattr(node.links, "send_all", sent.extend)
+        shards = [
+            node.add_shard(settings_of(stage), WorkerSettings(model_path="nowhere", source="x"))
+            for stage in (FIRST, LAST)
+        ]
+        for shard in shards:
+            monkeypatch.setattr(shard.supervisor, "send", lambda message, *parts: None)
+            shard._on_worker_message(Loaded(shard.settings.stage, 1, 1, 1), b"")
+        node._on_message(HEAD, opening(FIRST), b"")
+        shards[0]._on_worker_message(SessionOpened(session_id(1)), b"")
+        node._on_message(HEAD, opening(LAST), b"")
+        assert [shard.core.session_count for shard in shards] == [1, 0]
+        node._on_message(OTHER_HEAD, opening(LAST), b"")
+        assert [shard.core.session_count for shard in shards] == [1, 0]
+        [refused] = [effect for effect in sent if isinstance(effect.message, Refused)]
+        assert refused.node == OTHER_HEAD
+        await node.stop()
 
     run_test(main())

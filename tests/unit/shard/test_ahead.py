@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-import msgspec
-
 from potluck.shard.ahead import Ahead
 from potluck.shard.effects import Effect, Work
 from potluck.wire.channel import Channel
@@ -18,7 +16,6 @@ from tests.support.shard_cores import (
     HEAD,
     MIDDLE,
     ROW_BYTES,
-    SHARD,
     CoreBench,
     opening,
     session_id,
@@ -171,16 +168,23 @@ def test_a_core_that_decides_nothing_is_noticed_too() -> None:
     assert bench.contradictions == 1
 
 
-def test_each_is_told_of_as_one_thing_and_once() -> None:
+def test_an_arrival_is_foreseen_once_whoever_tells_of_it_again() -> None:
     bench = AheadBench()
     bench.begin()
-    node, step, _ = bench.expected or (b"", None, None)
-    assert node == BEFORE
-    assert step is not None
-    said = Step(S, 0, 4, 1, 3, "fp32", True, source=session_id(1000), spent=b"")
-    assert step.frame(b"", ROW) == ForeseenStep(msgspec.structs.replace(said), 0, ROW_BYTES).frame(b"", ROW)
     bench.arrives()
-    bench.step(4)
+    bench.arrives()  # a second link of that node
+    assert len(bench.given) == 1
+    assert bench.step(4) is not None
     bench.arrives()
     assert len(bench.given) == 1
-    assert bench.core.node == SHARD
+    assert bench.ahead.count == 1
+
+
+def test_the_link_expects_the_frame_that_the_step_will_have() -> None:
+    bench = AheadBench()
+    bench.begin()
+    assert bench.expected is not None
+    node, step, _ = bench.expected
+    said = Step(S, 0, 4, 1, 3, "fp32", True, source=session_id(1000))
+    assert node == BEFORE
+    assert step.frame(b"", ROW) == ForeseenStep(said, 0, ROW_BYTES).frame(b"", ROW)

@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from potluck.shard.foresight import ForeseenAnswer, ForeseenArrival
+from potluck.shard.sessions import ClosedSessions
 from potluck.wire.frames import URGENT_BYTES
-from potluck.wire.messages import Credit, Rewire, Stage, Truncate
+from potluck.wire.messages import Close, Credit, Rewire, Stage, Truncate
 from potluck.wire.spent import MAX_STAGES, SPENT_BYTES, read_spent
 from potluck.wire.work import BatchDone, WorkOutput
 from tests.support.shard_cores import (
@@ -81,18 +82,15 @@ def test_a_remote_prefix_sends_the_head_what_it_computed() -> None:
     assert bench.done(bench.batch)[0].node == HEAD
 
 
-@pytest.mark.parametrize("stages", [0, 1, 5, MAX_STAGES])
-def test_it_knows_how_many_shards_will_have_told_their_times(stages: int) -> None:
+@pytest.mark.parametrize("size", [0, 5, 8, 13, 40, 511, 512])
+def test_it_knows_how_many_shards_will_have_told_their_times(size: int) -> None:
     bench = decoding(MIDDLE)
-    bench.step(4, spent=bytes(stages * SPENT_BYTES))
-    assert answer(bench).stages == min(stages + 1, MAX_STAGES)
+    bench.step(4, spent=bytes(size))
+    stages = answer(bench).stages
+    assert stages == min(size // SPENT_BYTES + 1, MAX_STAGES)
     [sent] = bench.done(bench.batch)
-    assert len(sent.message.spent) == answer_bytes(stages)  # type: ignore[union-attr]
-    assert arrival(bench).stages == stages
-
-
-def answer_bytes(stages: int) -> int:
-    return min(stages + 1, MAX_STAGES) * SPENT_BYTES
+    assert len(sent.message.spent) == stages * SPENT_BYTES  # type: ignore[union-attr]
+    assert arrival(bench).stages == size // SPENT_BYTES
 
 
 def test_times_are_those_that_the_core_tells() -> None:
@@ -135,7 +133,7 @@ def test_nothing_past_what_was_reserved() -> None:
     assert bench.core.foresight.next() is None
 
 
-def test_nothing_while_a_step_waits_behind_the_one_that_is_computed() -> None:
+def test_a_step_that_waits_behind_the_one_that_is_computed_is_in_nobodys_way() -> None:
     bench = decoding(MIDDLE)
     bench.step(4)
     batch = bench.batch
@@ -157,6 +155,15 @@ def test_nothing_after_a_failed_step_or_a_cut() -> None:
     assert arrival(bench).step.position == 2
     bench.step(2)
     bench.done(bench.batch, code="shard_corruption", text="NaN")
+    assert bench.core.foresight.next() is None
+
+
+def test_nothing_of_a_session_whose_id_another_one_has_taken() -> None:
+    bench = decoding(MIDDLE)
+    bench.step(4)
+    bench.tell(HEAD, Close(S))
+    bench.core._life.closed = ClosedSessions()  # so many others have ended since
+    bench.open()
     assert bench.core.foresight.next() is None
 
 

@@ -28,9 +28,16 @@ class Bench:
         self.written = b""
         self.is_closing = False
         transport: Any = SimpleNamespace(
-            write=self._write, writelines=lambda parts: self._write(b"".join(parts)), is_closing=lambda: self.is_closing
+            write=self._write,
+            writelines=lambda parts: self._write(b"".join(parts)),
+            is_closing=lambda: self.is_closing,
+            abort=lambda: None,
         )
         self.worker.connection_made(transport)
+
+    def end(self) -> None:
+        if self.worker._reap_timer is not None:
+            self.worker._reap_timer.cancel()
 
     def _write(self, data: bytes) -> None:
         self.written += data
@@ -107,3 +114,21 @@ def test_a_worker_that_is_gone_takes_no_batch(bench: Bench) -> None:
     assert not bench.worker.send_batch(frame_start(RunBatch(1, ()), 0), b"")
     assert bench.written == b""
     assert not bench.worker.is_busy
+
+
+def test_one_that_is_abandoned_is_lost_at_once_and_not_heard_any_more() -> None:
+    async def main() -> None:
+        bench = Bench()
+        heard: list[FromWorker] = []
+        lost: list[str] = []
+        bench.worker._on_message = lambda message, body: (heard.append(message), bench.worker.abandon("a mistake"))[0]
+        bench.worker._on_lost = lost.append
+        bench.worker.data_received(b"".join(b"".join(encode(BatchDone(number, (), 0))) for number in (1, 2)))
+        assert heard == [BatchDone(1, (), 0)], "what came with it was not heard"
+        assert lost == ["a mistake"]
+        assert bench.killed == 1
+        bench.worker.connection_lost(None)
+        assert len(lost) == 1
+        bench.end()
+
+    asyncio.run(main())

@@ -356,6 +356,36 @@ def test_nothing_may_follow_goodbye(size: int) -> None:
         channel.receive(more)
 
 
+def test_it_knows_whether_what_comes_next_begins_a_message() -> None:
+    writer, decoder = FrameWriter(), FrameDecoder()
+    assert decoder.is_between_messages
+    writer.push(step(1), b"body")
+    small = all_bytes(writer)
+    for cut in (1, 23, 24, 25, len(small) - 1):
+        part = FrameDecoder()
+        part.feed(small[:cut])
+        assert not part.is_between_messages
+        part.feed(small[cut:])
+        assert part.is_between_messages
+    writer.push(step(2), bytes(3 * TENSOR_CHUNK_BYTES))
+    chunks = list(iter(lambda: frame_of(writer), b""))
+    for chunk in chunks[:-1]:
+        decoder.feed(chunk)
+        assert not decoder.is_between_messages, "the message goes on"
+    decoder.feed(chunks[-1])
+    assert decoder.is_between_messages
+    writer.finish()
+    decoder.feed(all_bytes(writer))
+    assert not decoder.is_between_messages, "nothing comes any more"
+
+
+def test_after_a_violation_no_message_begins() -> None:
+    decoder = FrameDecoder()
+    with pytest.raises(ProtocolViolation):
+        decoder.feed(header(9))
+    assert not decoder.is_between_messages
+
+
 def test_more_large_messages_than_may_be_under_way_all_arrive() -> None:
     sender, receiver = Channel(), Channel()
     count = MAX_HALF_RECEIVED + 20

@@ -24,6 +24,13 @@ def test_there_is_room_for_the_longest_pipeline_and_no_more() -> None:
     assert read_spent(spent)[-1] == Spent(MAX_STAGES + 2, 0)
 
 
+@pytest.mark.parametrize("size", [0, 1, 5, 8, 13, 511, 512])
+def test_whatever_came_before_a_shard_adds_one_whole_entry(size: int) -> None:
+    spent = add_spent(bytes(size), 1500, 20)
+    assert len(spent) == (min(size // SPENT_BYTES, MAX_STAGES - 1) + 1) * SPENT_BYTES
+    assert read_spent(spent)[-1] == Spent(1500, 20)
+
+
 @pytest.mark.parametrize("size", range(3 * SPENT_BYTES))
 def test_bytes_that_are_no_whole_entry_tell_nothing(size: int) -> None:
     assert len(read_spent(bytes(size))) == size // SPENT_BYTES

@@ -41,3 +41,32 @@ def test_an_idle_worker_that_is_awake_does_once_what_it_was_told(
         [sys.executable, "-c", WAITING, *arguments], capture_output=True, text=True, timeout=60, check=True
     )
     assert run.stdout == f"{calls}\n"
+
+
+EXPECTING = """
+import socket, sys
+from potluck.wire.work import Rehearse, RunBatch, WorkItem
+from potluck.wire.work_frames import encode
+from potluck.worker.channel import Channel
+
+ours, theirs = socket.socketpair()
+channel = Channel(ours)
+item = WorkItem(bytes(16), 5, 1, "fp32", None, True, 4)
+expected, other = RunBatch(7, (item,)), RunBatch(8, (item,))
+channel.expect(expected, 4)
+for message in (Rehearse(item), expected, expected, other):
+    theirs.sendall(b"".join(encode(message, b"body")))
+    received, body = channel.receive()
+    print(received is expected, received == message, body)
+"""
+
+
+def test_the_batch_that_is_expected_comes_as_it_would_and_is_not_decoded() -> None:
+    """A rehearsal before it changes nothing; afterwards it is a batch like any."""
+    run = subprocess.run([sys.executable, "-c", EXPECTING], capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.splitlines() == [
+        "False True b'body'",
+        "True True b'body'",
+        "False True b'body'",
+        "False True b'body'",
+    ]
