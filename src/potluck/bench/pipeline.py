@@ -1,7 +1,8 @@
 """What a split costs: shards as real nodes on loopback over TLS, one thread each, against the unsplit model on one thread.
 
-Both sides take turns within one run, and only ratios are compared: of each round, as a machine is not the same from one to the next.
-The head runs in this process, as it does in `potluck ask --via`.
+Both sides take turns within one run, and only ratios are compared: of each round, as a machine is not the same from one to the next,
+and over several launches of the nodes, as one launch is a percent faster or slower than another. The head runs in this process, as it
+does in `potluck ask --via`.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -33,8 +35,9 @@ class PipelineBenchSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: str  # as in the store
     file: ModelFile
     layer_count: int
-    rounds: int = 15  # neighbours on the host move one round's ratio by several percent
-    large_rounds: int = 31
+    launches: int = 3
+    rounds: int = 5  # of each launch; neighbours on the host move one round's ratio by several percent
+    large_rounds: int = 11
     decode_tokens: int = 64
     prefill_tokens: int = 1024
     batch: int = 8
@@ -110,49 +113,91 @@ async def connected(swarm: LocalSwarm, model: str) -> AsyncIterator[Head]:
         await node.stop()
 
 
+@dataclass
+class DecodeRounds:
+    """Tokens per second of both sides, round by round, and the split's tokens one by one."""
+
+    unsplit: list[float] = field(default_factory=list)
+    split: list[float] = field(default_factory=list)
+    timings: list[StepTiming] = field(default_factory=list)
+
+    async def measure(self, ours: OwnEngine, head: Head, prompt: Sequence[int], tokens: int) -> list[float]:
+        """One round; returns when each of the split's tokens came."""
+        self.unsplit.append(ours.decode(prompt, tokens))
+        times, steps = await head.tokens(prompt, tokens)
+        self.split.append(speed_of(times))
+        self.timings += steps[1:]
+        return times
+
+    @property
+    def ratio(self) -> float:
+        return ratio_of(self.split, self.unsplit)
+
+    def hop(self, shards: int) -> HopFigures:
+        return hop_figures(self.timings, shards, statistics.median(self.split))
+
+
+@dataclass
+class _Rounds:
+    """The same for all that two shards are asked for. `alone`: one session, as `together` counts several."""
+
+    decode: DecodeRounds = field(default_factory=DecodeRounds)
+    unsplit_prefill: list[float] = field(default_factory=list)
+    split_prefill: list[float] = field(default_factory=list)
+    alone: list[float] = field(default_factory=list)
+    together: list[float] = field(default_factory=list)
+
+
 def bench_pipeline(settings: PipelineBenchSettings, say: Say) -> PipelineReport:
     """Two shards first, with everything; then the growth of a hop's cost over more shards."""
     first, *others = settings.shard_counts
-    report, hops = _two_sides(settings, first, say)
+    measured = _two_sides(settings, first, say)
+    hops = [measured.decode.hop(first)]
     for shards in others:
         say(f"{shards} shards")
         with LocalSwarm(settings.model, split_plan(settings.layer_count, shards, 0)) as swarm:
             hops.append(run(_hops(settings, swarm, shards)))
-    return msgspec.structs.replace(report, hops=tuple(hops))
+    return _report(settings.model, measured, tuple(hops))
 
 
-def _two_sides(settings: PipelineBenchSettings, shards: int, say: Say) -> tuple[PipelineReport, list[HopFigures]]:
-    say(f"{shards} shards against the unsplit model")
+def _report(model: str, measured: _Rounds, hops: tuple[HopFigures, ...]) -> PipelineReport:
+    return PipelineReport(
+        model=model,
+        split_ratio=measured.decode.ratio,
+        hop_p50_ms=hops[0].hop_p50_ms,
+        hop_p95_ms=hops[0].hop_p95_ms,
+        prefill_ratio=ratio_of(measured.split_prefill, measured.unsplit_prefill),
+        batch_ratio=ratio_of(measured.together, measured.alone),
+        unsplit_tokens_per_s=statistics.median(measured.decode.unsplit),
+        split_tokens_per_s=statistics.median(measured.decode.split),
+        unsplit_prefill_tokens_per_s=statistics.median(measured.unsplit_prefill),
+        split_prefill_tokens_per_s=statistics.median(measured.split_prefill),
+        hops=hops,
+    )
+
+
+def _two_sides(settings: PipelineBenchSettings, shards: int, say: Say) -> _Rounds:
     plan = split_plan(settings.layer_count, shards, 0)
-    with OwnEngine(settings.file, 1) as ours, LocalSwarm(settings.model, plan) as swarm:
-        return run(_compare(settings, ours, swarm, shards))
+    measured = _Rounds()
+    with OwnEngine(settings.file, 1) as ours:
+        for launch in range(settings.launches):
+            say(f"{shards} shards against the unsplit model, launch {launch + 1} of {settings.launches}")
+            with LocalSwarm(settings.model, plan) as swarm:
+                run(_compare(settings, ours, swarm, measured))
+    return measured
 
 
-async def _compare(
-    settings: PipelineBenchSettings, ours: OwnEngine, swarm: LocalSwarm, shards: int
-) -> tuple[PipelineReport, list[HopFigures]]:
+async def _compare(settings: PipelineBenchSettings, ours: OwnEngine, swarm: LocalSwarm, measured: _Rounds) -> None:
     prompt = [100 + i * 7919 % 1500 for i in range(settings.prefill_tokens)]
-    unsplit, split, unsplit_prefill, split_prefill, alone, together = [], [], [], [], [], []
-    timings: list[StepTiming] = []
     async with connected(swarm, settings.model) as head:
         await head.tokens(prompt[:8], 16)
         for _ in range(settings.rounds):
-            unsplit.append(ours.decode(prompt[:8], settings.decode_tokens))
-            times, steps = await head.tokens(prompt[:8], settings.decode_tokens)
-            split.append(speed_of(times))
-            alone.append(len(times) / times[-1])
-            timings += steps[1:]
-            unsplit_prefill.append(ours.prefill(prompt))
+            times = await measured.decode.measure(ours, head, prompt[:8], settings.decode_tokens)
+            measured.alone.append(len(times) / times[-1])
+            measured.unsplit_prefill.append(ours.prefill(prompt))
             times, _ = await head.tokens(prompt, 1)
-            split_prefill.append(len(prompt) / times[0])
-            together.append(await _together(head, prompt[:8], settings))
-    figures = hop_figures(timings, shards, statistics.median(split))
-    report = PipelineReport(
-        settings.model, ratio_of(split, unsplit), figures.hop_p50_ms, figures.hop_p95_ms,
-        ratio_of(split_prefill, unsplit_prefill), ratio_of(together, alone), statistics.median(unsplit),
-        statistics.median(split), statistics.median(unsplit_prefill), statistics.median(split_prefill), (),
-    )  # fmt: skip
-    return report, [figures]
+            measured.split_prefill.append(len(prompt) / times[0])
+            measured.together.append(await _together(head, prompt[:8], settings))
 
 
 def ratio_of(these: Sequence[float], those: Sequence[float]) -> float:
@@ -171,7 +216,7 @@ async def _hops(settings: PipelineBenchSettings, swarm: LocalSwarm, shards: int)
     timings: list[StepTiming] = []
     speeds = []
     async with connected(swarm, settings.model) as head:
-        for _ in range(settings.rounds):
+        for _ in range(settings.launches * settings.rounds):
             times, steps = await head.tokens([1, 2, 3, 4], settings.decode_tokens)
             timings += steps[1:]
             speeds.append(speed_of(times))

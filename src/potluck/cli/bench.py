@@ -130,14 +130,16 @@ def pipeline(
     file = ModelFile(path=store.path(model), source=entry.weights_sha256, packed_folder=store.packed_folder(model))
     settings = PipelineBenchSettings(model=entry.id, file=file, layer_count=entry.layer_count)
     if quick:
-        settings = msgspec.structs.replace(settings, rounds=2, decode_tokens=32, shard_counts=(2,))
+        settings = msgspec.structs.replace(settings, launches=1, rounds=2, decode_tokens=32, shard_counts=(2,))
     say = _ignore if as_json else notice
     report = bench_pipeline(settings, say)
     if not quick:
         from potluck.bench.large_split import bench_large_split
         from potluck.core.paths import locate_folders
 
-        large = bench_large_split(locate_folders().cache, settings.large_rounds, settings.decode_tokens // 4, say)
+        large = bench_large_split(
+            locate_folders().cache, settings.launches, settings.large_rounds, settings.decode_tokens // 4, say
+        )
         report = msgspec.structs.replace(report, large=large)
     if as_json:
         return print_json(report)
