@@ -19,3 +19,17 @@ entry()
 def test_a_commands_process_leaves_no_core_file() -> None:
     shown = subprocess.run([sys.executable, "-c", SHOWS_LIMIT], capture_output=True, text=True, check=True).stdout
     assert shown == "(0, 0)\n"
+
+
+def test_the_package_is_the_command() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "potluck", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    script = subprocess.run(
+        [sys.executable, "-c", "from potluck.cli.entry import main; main()", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "Usage" in shown
+    assert shown == script.stdout
