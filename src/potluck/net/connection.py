@@ -13,7 +13,7 @@ from potluck.identity.certificates import certificate_node_id
 from potluck.identity.keys import NodeKey, short_id
 from potluck.net.framed_link import CLOSE_TIMEOUT_S, FramedLink, State
 from potluck.net.link import Admits, LinkHandler
-from potluck.wire.frames import Buffer
+from potluck.net.sockets import write_together
 from potluck.wire.handshake import (
     AUTH_BYTES,
     HELLO_BYTES,
@@ -29,7 +29,6 @@ WRITE_HIGH_BYTES = 128 << 10
 WRITE_LOW_BYTES = 32 << 10
 _TAKE_BYTES = 256 << 10
 _SENDING = (State.OPEN, State.CLOSING)
-_JOIN_BYTES = 64 << 10  # up to here one write of a copy is cheaper than several writes
 
 
 class Handshake(Protocol):
@@ -230,7 +229,7 @@ class Connection(FramedLink, asyncio.Protocol):
 
     def _flush(self) -> None:
         while not self._is_paused and self._state in _SENDING and (buffers := self._channel.writer.take(_TAKE_BYTES)):
-            self._write(buffers)
+            write_together(cast(asyncio.Transport, self._transport), buffers)
 
     def _disconnect(self) -> None:
         if self._transport is not None:
@@ -243,16 +242,6 @@ class Connection(FramedLink, asyncio.Protocol):
 
     def _start_closing(self) -> None:
         self._timer = self._loop.call_later(CLOSE_TIMEOUT_S, self.abort)
-
-    def _write(self, buffers: list[Buffer]) -> None:
-        transport = self._transport
-        assert transport is not None
-        if len(buffers) == 1:
-            transport.write(buffers[0])
-        elif sum(map(len, buffers)) <= _JOIN_BYTES:
-            transport.write(b"".join(buffers))
-        else:
-            transport.writelines(buffers)
 
 
 def _presented_id(transport: asyncio.BaseTransport) -> bytes | None:

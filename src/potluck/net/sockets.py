@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import socket
+from collections.abc import Sequence
 from typing import Protocol
 
 from potluck.core.errors import BadRequest
@@ -17,12 +18,23 @@ KEEPALIVE_COUNT = 3
 UNACKNOWLEDGED_TIMEOUT_S = 20
 # What the kernel may hold beyond what is in flight: nothing overtakes there.
 UNSENT_BYTES = 256 << 10
+_JOIN_BYTES = 64 << 10
 
 
 class TunableSocket(Protocol):
     """Python's, or what a loop shows of its own."""
 
     def setsockopt(self, level: int, name: int, value: int, /) -> None: ...
+
+
+def write_together(transport: asyncio.WriteTransport, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
+    """In one write where they are small: a copy costs less than a second buffer does, 10 µs of a small step's way."""
+    if len(buffers) == 1:
+        transport.write(buffers[0])
+    elif sum(map(len, buffers)) <= _JOIN_BYTES:
+        transport.write(b"".join(buffers))
+    else:
+        transport.writelines(buffers)
 
 
 def tune_socket(tcp: TunableSocket) -> None:

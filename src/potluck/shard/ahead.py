@@ -35,7 +35,7 @@ class Ahead:
     """`look` when there is time, `on_answer` before the core hears it, `take_effects` whenever the core was told anything."""
 
     def __init__(self, core: ShardCore, worker: Worker, links: Links, on_contradiction: Callable[[], None]) -> None:
-        """`on_contradiction`: the core has decided otherwise than what has left, which cannot be."""
+        """`on_contradiction`: the core has decided otherwise than what has left, which cannot be. It ends the worker and every session."""
         self._core, self._worker, self._links = core, worker, links
         self._on_contradiction = on_contradiction
         self._arrival: ForeseenArrival | None = None
@@ -88,5 +88,5 @@ class Ahead:
         if effects and effects[0] == left:
             self.count += 1
             return left, effects[1:]
-        self._on_contradiction()
-        return None, effects
+        self._on_contradiction()  # heads have been told that their sessions are gone: nobody may go on from this decision either
+        return None, ()

@@ -88,7 +88,7 @@ class Foresight:
         position, size_bytes = session.length_in, session.input_row_bytes
         if not 0 < position < session.positions or size_bytes > URGENT_BYTES:
             return None
-        neighbour = session.wiring.previous or session.wiring.ring_from
+        neighbour = session.fed_by
         sender, source = (session.head, None) if neighbour is None else (neighbour.node, neighbour.session)
         step = Step(
             session.id, session.epoch, position, 1, session.stage.start, session.input_codec, True, source

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from potluck.core.remembered import AnswerSoFar
-from potluck.wire.messages import Boundary, Codec, Hop, Open, Rewire, Sampler, Stage, Step, Wiring
+from potluck.wire.messages import Boundary, Codec, Hop, Neighbour, Open, Rewire, Sampler, Stage, Step, Wiring
 from potluck.wire.spent import stages_in
 
 
@@ -96,8 +96,13 @@ class ShardSession:
         """Whether steps may come from that session of `node`'s: the neighbour named by the head, or the head itself."""
         if source is None:
             return node == self.head and self.wiring.previous is None
-        neighbour = self.wiring.previous or self.wiring.ring_from
+        neighbour = self.fed_by
         return neighbour is not None and neighbour.session == source and neighbour.node == node
+
+    @property
+    def fed_by(self) -> Neighbour | None:
+        """None: by its head."""
+        return self.wiring.previous or self.wiring.ring_from
 
     def problem_with(self, step: Step, body: bytes, most_waiting: int) -> str | None:
         """Why a step of this epoch, from whoever may send it, cannot be taken; None where it can."""

@@ -9,12 +9,13 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
 from potluck.core.errors import ProtocolViolation
 from potluck.core.processors import LOOP_CORE
+from potluck.net.sockets import write_together
 from potluck.shard.memory_limit import has_run_out_of_memory
 from potluck.wire.work import FromWorker, Load, Loaded, LoadFailed, OpenSession, Ping, Pong, RunBatch, ToWorker
 from potluck.wire.work_frames import Buffer, encode, from_worker_decoder
@@ -31,7 +32,6 @@ _STUCK_AFTER_S = (
 _MOST_FRUITLESS = round(_STUCK_AFTER_S / PING_INTERVAL_S)
 _END_GRACE_S = 1.0  # after its stream has closed, a worker has this long to be gone
 _LOOK_S = 0.005
-_JOIN_BYTES = 64 << 10  # up to here one write of a copy is cheaper than several writes: 10 µs of a small step's way
 _LOG = logging.getLogger(__name__)
 _MODULE = "potluck.worker.process"
 _KERNEL_COUNTERS = Path("/proc/vmstat")
@@ -155,7 +155,7 @@ class WorkerProcess(asyncio.Protocol):
         """Dropped where the worker is gone: `on_lost` says so, or has said so."""
         if self._transport is None or self._transport.is_closing():
             return
-        self._write(encode(message, *parts))
+        write_together(self._transport, encode(message, *parts))
         if isinstance(message, RunBatch | Load | OpenSession):
             self._is_loading = self._is_loading or isinstance(message, Load)
             self._expect_answer()
@@ -164,16 +164,9 @@ class WorkerProcess(asyncio.Protocol):
         """A RunBatch of which all but the body was encoded beforehand. False: the worker is gone, and nothing was sent."""
         if self._transport is None or self._transport.is_closing():
             return False
-        self._write((start, body))
+        write_together(self._transport, (start, body))
         self._expect_answer()
         return True
-
-    def _write(self, buffers: Sequence[Buffer]) -> None:
-        assert self._transport is not None
-        if sum(map(len, buffers)) <= _JOIN_BYTES:
-            self._transport.write(b"".join(buffers))
-        else:
-            self._transport.writelines(buffers)
 
     def _expect_answer(self) -> None:
         if self._answers_owed == 0:

@@ -9,7 +9,7 @@ from potluck.core.errors import WrongPeer
 from potluck.identity.keys import NodeKey
 from potluck.net import peers
 from potluck.net.link import LinkHandler, admit_anyone
-from potluck.net.memory import MemoryLink, MemoryNetwork, MemoryTransport
+from potluck.net.memory import MemoryLink, MemoryNetwork, MemoryTransport, Route
 from potluck.net.peers import _MAX_WAITING, MAX_DIALS, PeerLinks
 from potluck.wire.effects import SendTo
 from potluck.wire.foreseen import ForeseenStep
@@ -330,14 +330,62 @@ def test_a_foreseen_step_that_does_not_fit_is_not_sent_and_costs_no_link() -> No
 
 def test_what_is_for_oneself_keeps_its_order_also_beside_a_link_to_oneself() -> None:
     async def main() -> None:
-        end = End(MemoryNetwork(), ACCEPTER)
+        network = MemoryNetwork()
+        network.set_route(ACCEPTER.node_id, ACCEPTER.node_id, Route(0.01))  # what went that way would come last
+        end = End(network, ACCEPTER)
         await end.links.connect(await end.listen())
-        end.links.send(ACCEPTER.node_id, None, step(1, 6))
-        assert not end.links.send_foreseen(ACCEPTER.node_id, ForeseenStep(step(1, 7), 1, 4), step().spent, b"body")
-        end.links.send_all([SendTo(ACCEPTER.node_id, None, step(1, 7), b"body")])
-        await settle()
+        assert not end.links.send_foreseen(ACCEPTER.node_id, ForeseenStep(step(1, 6), 1, 4), step().spent, b"body")
+        end.links.send_all([SendTo(ACCEPTER.node_id, None, step(1, 6), b"body")])
+        end.links.send(ACCEPTER.node_id, None, step(1, 7))
+        await until(lambda: len(end.messages) == 2)
         assert end.messages == [step(1, 6), step(1, 7)]
         await end.links.close()
+        await settle()
+
+    run_test(main())
+
+
+def test_a_foreseen_step_leaves_on_the_link_that_everything_leaves_on() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        here, there = End(network, ACCEPTER), End(network, DIALER)
+        address = await here.listen()
+        links = [await there.transport.dial(address, ACCEPTER.node_id, there.links, 5.0) for _ in range(2)]
+        for link in links:
+            link.send(describe())  # each is adopted when its first message comes
+        await settle()
+        arrived: list[object] = []
+        by_link = there.links.on_message
+        there.links.on_message = lambda link, message, body: (arrived.append(link), by_link(link, message, body))[1]  # type: ignore[method-assign]
+        here.links.send(DIALER.node_id, None, step(1, 6))
+        assert here.links.send_foreseen(DIALER.node_id, ForeseenStep(step(1, 7), 1, 4), step().spent, b"body")
+        here.links.send_all([SendTo(DIALER.node_id, None, step(1, 8), b"body")])
+        await settle()
+        assert there.messages == [step(1, 6), step(1, 7), step(1, 8)]
+        assert len(set(map(id, arrived))) == 1
+        await here.links.close()
+        await settle()
+
+    run_test(main())
+
+
+def test_who_has_sent_the_one_step_that_is_waited_for_gives_up_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_up: list[int] = []
+    monkeypatch.setattr(peers, "give_way_where_few", lambda: given_up.append(1))
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        here, there = End(network, ACCEPTER), End(network, DIALER)
+        await there.links.connect(await here.listen())
+        node = ACCEPTER.node_id
+        assert there.links.send_foreseen(node, ForeseenStep(step(1, 7), 1, 4), step().spent, b"body")
+        assert len(given_up) == 1
+        there.links.send_all([SendTo(node, None, step(1, 8), b"body")])
+        assert len(given_up) == 2
+        there.links.send_all([SendTo(node, None, step(1, position), b"body") for position in range(9, 17)])
+        assert len(given_up) == 2, "with several answers on their way there is more to send"
+        await settle()
+        await there.links.close()
         await settle()
 
     run_test(main())

@@ -7,8 +7,8 @@ from potluck.shard.effects import Effect, Work
 from potluck.wire.channel import Channel
 from potluck.wire.effects import SendTo
 from potluck.wire.foreseen import ForeseenStep
-from potluck.wire.messages import Probe, Stage, Step
-from potluck.wire.work import BatchDone, RunBatch, SessionOpened, WorkOutput
+from potluck.wire.messages import Hop, Neighbour, Probe, Rewire, Stage, Step, Wiring
+from potluck.wire.work import BatchDone, SessionOpened, WorkOutput
 from potluck.wire.work_frames import Buffer, to_worker_decoder
 from tests.support.shard_cores import (
     AFTER,
@@ -16,6 +16,7 @@ from tests.support.shard_cores import (
     HEAD,
     MIDDLE,
     ROW_BYTES,
+    STRANGER,
     CoreBench,
     opening,
     session_id,
@@ -149,15 +150,32 @@ def test_without_a_worker_or_a_link_nothing_leaves_early() -> None:
     assert [type(effect) for effect in bench.effects] == [SendTo]
 
 
-def test_a_core_that_decides_otherwise_is_noticed_and_obeyed() -> None:
+def test_a_core_that_decides_otherwise_is_noticed_and_not_obeyed_either() -> None:
     bench = AheadBench()
     bench.begin()
     bench.arrives(b"another ")
     assert bench.step(4) is None
     assert bench.contradictions == 1
-    [work] = bench.effects
-    assert isinstance(work, Work)
-    assert isinstance(work.message, RunBatch)
+    assert bench.effects == []
+    assert bench.take() is None
+    assert bench.contradictions == 1, "it is over"
+
+
+def test_a_former_neighbours_step_is_not_the_one_that_is_expected_now() -> None:
+    bench = AheadBench()
+    bench.begin()
+    assert bench.expected is not None
+    _, _, of_before = bench.expected
+    wiring = Wiring(Neighbour(STRANGER, session_id(1000)), Hop(AFTER, "", session_id(1001)), None, None, 0, 3)
+    bench.core.on_message(HEAD, Rewire(S, 1, 4, wiring, None), b"", 0.0, 0)
+    bench.take()
+    bench.ahead.look()
+    assert bench.expected[0] == STRANGER
+    of_before(ROW)  # the old epoch's, on its way since before
+    assert bench.given == []
+    assert bench.step(4) is None
+    assert bench.core.counters == {"not_a_neighbour": 1}
+    assert bench.contradictions == 0
 
 
 def test_a_core_that_decides_nothing_is_noticed_too() -> None:

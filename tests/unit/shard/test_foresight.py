@@ -9,7 +9,7 @@ import pytest
 from potluck.shard.foresight import ForeseenAnswer, ForeseenArrival
 from potluck.shard.sessions import ClosedSessions
 from potluck.wire.frames import URGENT_BYTES
-from potluck.wire.messages import Close, Credit, Rewire, Stage, Truncate
+from potluck.wire.messages import Close, Credit, Neighbour, Rewire, Stage, Truncate
 from potluck.wire.spent import MAX_STAGES, SPENT_BYTES, read_spent
 from potluck.wire.work import BatchDone, WorkOutput
 from tests.support.shard_cores import (
@@ -202,6 +202,15 @@ def test_an_answer_of_another_kind_is_not_the_foreseen_one() -> None:
     assert foreseen.numbers(BatchDone(number, (good,), 5), bytes(ROW_BYTES), 0.0) is not None
     for outputs, body in (((failed,), b""), ((), b""), ((good, good), bytes(ROW_BYTES)), ((good,), b"short")):
         assert foreseen.numbers(BatchDone(number, outputs, 5), body, 0.0) is None
+
+
+def test_where_a_head_names_two_neighbours_it_is_the_one_that_may_feed() -> None:
+    wiring = msgspec.structs.replace(wiring_of(MIDDLE), ring_from=Neighbour(AFTER, session_id(1001)))
+    bench = decoding(MIDDLE, wiring=wiring)
+    foreseen = arrival(bench)
+    assert foreseen.sender == BEFORE
+    bench.tell(foreseen.sender, foreseen.step, bytes(ROW_BYTES))
+    assert bench.work == [foreseen.decision(bytes(ROW_BYTES))]
 
 
 def test_a_shard_that_is_its_own_next_foresees_no_token() -> None:

@@ -2,20 +2,25 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from potluck.core.errors import OutOfDeviceMemory, ShardUnavailable
 from potluck.shard.effects import Work
 from potluck.shard.server import ShardServer
+from potluck.shard.worker_process import WorkerProcess
+from potluck.shard.worker_supervisor import WorkerState
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
 from potluck.wire.foreseen import ForeseenStep
-from potluck.wire.messages import Stage, Step
+from potluck.wire.messages import Fault, Stage, Step
 from potluck.wire.work import BatchDone, Loaded, LoadFailed, RunBatch, SessionOpened, ToWorker, WorkOutput
+from potluck.wire.work_frames import encode
 from potluck.wire.worker_settings import WorkerSettings
 from tests.support.link_ends import run_test
-from tests.support.shard_cores import HEAD, SHARD, opening, session_id, settings_of
+from tests.support.shard_cores import AFTER, BEFORE, HEAD, MIDDLE, SHARD, opening, session_id, settings_of
 
 STAGE = Stage(0, 4, True, False)
 
@@ -74,11 +79,52 @@ def test_a_worker_that_was_told_what_was_not_decided_is_ended(caplog: pytest.Log
     run_test(main())
 
 
+def test_a_wrong_step_that_has_left_ends_the_session_and_nothing_follows_it() -> None:
+    """Through the real supervisor, whose worker is a process in name only."""
+
+    async def main() -> None:
+        links = NoLinks()
+        server = ShardServer(
+            SHARD, settings_of(MIDDLE), WorkerSettings(model_path="x", source="a" * 64), links, Metrics()
+        )
+        server._on_worker_message(Loaded(MIDDLE, 1, 1, 1), b"")
+        process = WorkerProcess(server.supervisor._deliver, server.supervisor._lost)
+        process._transport = SimpleNamespace(  # type: ignore[assignment]
+            write=lambda data: None, is_closing=lambda: False, abort=lambda: None
+        )
+        server.supervisor._worker = process
+        session = session_id(1)
+        server.deliver(HEAD, opening(MIDDLE), b"")
+        server._on_worker_message(SessionOpened(session), b"")
+        server.deliver(BEFORE, Step(session, 0, 0, 1, 3, "fp32", True, session_id(1000)), bytes(4))
+        links.sent.clear()
+        server._ahead._left = SendTo(
+            AFTER, "after:1", Step(session_id(1001), 0, 0, 1, 6, "fp32", True, session), b"what"
+        )
+        done = b"".join(encode(BatchDone(1, (WorkOutput(session, 4, None, None, (), "", ""),), 5), b"body"))
+        process.data_received(done + done)
+        assert [(sent.node, type(sent.message)) for sent in links.sent] == [(HEAD, Fault)]
+        assert server.core.session_count == 0
+        assert server.supervisor.state is WorkerState.WAITING
+        assert server.core.counters == {"wrong_foresight": 1, "worker_lost": 1}, "and the second answer was not heard"
+        await server.stop()
+
+    run_test(main())
+
+
 class ForeseeingLinks(NoLinks):
-    """Remembers what it was told to expect."""
+    """Remembers what it was told to expect, and what left early."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.early: list[tuple[bytes, bytes]] = []
 
     def foresee(self, node: bytes, step: ForeseenStep, on_arrival: Callable[[bytes], None]) -> None:
         self.on_arrival = on_arrival
+
+    def send_foreseen(self, node: bytes, step: ForeseenStep, spent: bytes, body: bytes) -> bool:
+        self.early.append((node, step.frame(spent, body)))
+        return True
 
 
 def test_a_batch_that_has_left_early_is_noted_like_any_and_not_sent_again() -> None:
@@ -108,9 +154,37 @@ def test_a_batch_that_has_left_early_is_noted_like_any_and_not_sent_again() -> N
         server.deliver(HEAD, Step(session, 0, 4, 1, 0, None, True), b"tokn")
         assert given == []
         assert [type(message) for message in noted] == [RunBatch]
+        await asyncio.sleep(0)
+        links.sent.clear()
+        server._on_worker_message(BatchDone(2, (msgspec.structs.replace(output, size_bytes=4),), 5), b"rows")
+        assert [node for node, _ in links.early] == [AFTER]
+        assert links.sent == []
+        await asyncio.sleep(0)
+        links.on_arrival(b"next")
+        assert early == [b"tokn", b"next"], "round after round"
+        server.deliver(HEAD, Step(session, 0, 5, 1, 0, None, True), b"next")
+        server._on_worker_message(BatchDone(3, (msgspec.structs.replace(output, size_bytes=4),), 5), b"rows")
         assert server.core.counters == {}
+        server._look_ahead()
         await server.stop()
         links.on_arrival(b"late")
-        assert early == [b"tokn"]
+        assert len(early) == 2
+
+    run_test(main())
+
+
+def test_nothing_is_looked_for_once_it_has_stopped() -> None:
+    async def main() -> None:
+        links = ForeseeingLinks()
+        server = ShardServer(
+            SHARD, settings_of(STAGE), WorkerSettings(model_path="x", source="a" * 64), links, Metrics()
+        )
+        server._on_worker_message(Loaded(STAGE, 1, 1, 1), b"")
+        server.deliver(HEAD, opening(STAGE), b"")
+        looked: list[int] = []
+        server._ahead.look = lambda: looked.append(1)  # type: ignore[method-assign]
+        await server.stop()
+        await asyncio.sleep(0)
+        assert looked == []
 
     run_test(main())
