@@ -23,7 +23,7 @@ import numpy.typing as npt
 from potluck.engine.kernels.layout import LAYOUT_VERSION, LAYOUTS, Layout
 from potluck.engine.kernels.processor import ROWS
 from potluck.engine.packing import pack_slabs
-from potluck.engine.system_memory import in_large_pages, private_memory
+from potluck.engine.system_memory import in_large_pages, private_memory, read_in_large_pages
 from potluck.weights.checkpoint import Checkpoint, TensorEntry
 
 _LOG = logging.getLogger(__name__)
@@ -117,6 +117,7 @@ class PackedCache:
                     return None
                 # The header too is read through the mapping: reading it as a file would fetch small pages before large ones are asked for.
                 mapped = in_large_pages(mmap.mmap(file.fileno(), header.total_bytes, access=mmap.ACCESS_READ))
+                read_in_large_pages(mapped)
         except OSError:
             return None
         expected = msgspec.json.encode(header)
