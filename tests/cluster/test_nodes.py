@@ -216,8 +216,8 @@ def test_activations_go_in_and_come_out_of_a_shard_in_the_same_process(models_ho
 
 
 def test_rehearsals_reach_the_worker_and_change_no_token(models_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Machines with two cores have none of themselves."""
-    taken = []
+    """Machines with two cores have none of themselves for steps that are so short."""
+    taken: list[int] = []
     take = Rehearsals.take
 
     def counting(self: Rehearsals, *arguments: object) -> None:
@@ -251,9 +251,12 @@ def test_rehearsals_reach_the_worker_and_change_no_token(models_home: Path, monk
     assert not taken
     assert not watched
     monkeypatch.setattr("potluck.node.serving.rehearsal_lead_s", lambda device: 0.0012)
-    assert run(ask()) == without
-    assert taken
-    assert not watched
+    for reaches_worker in (False, True):
+        monkeypatch.setattr("potluck.node.serving.rehearsal_reaches_worker", lambda reaches=reaches_worker: reaches)
+        taken.clear()
+        assert run(ask()) == without
+        assert taken
+        assert not watched
     monkeypatch.setattr("potluck.node.serving.rehearsal_watch_s", lambda device, threads: 0.003)
     assert run(ask()) == without
     assert len(watched) == 2

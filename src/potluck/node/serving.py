@@ -211,6 +211,11 @@ def rehearsal_shortest_s() -> float:
     return _SHORTEST_REHEARSED_S if usable_cores() >= _LOOKING_CORES else _SHORTEST_ON_FEW_CORES_S
 
 
+def rehearsal_reaches_worker() -> bool:
+    """On two or three cores a worker that is woken while another one computes gets that one's core."""
+    return usable_cores() >= _LOOKING_CORES
+
+
 def awake_s(device: str) -> float:
     """How long a worker looks for the step that was rehearsed. On two cores whoever looks is in the way of those who send it."""
     return _REHEARSAL_WATCH_S if rehearsal_lead_s(device) and usable_cores() >= _LOOKING_CORES else 0.0
@@ -230,6 +235,7 @@ def serve(node: Node, model: StoredModel, stage: Stage, settings: ServingSetting
         hidden_size=model.facts.hidden_size, stage=stage, max_concurrent_streams=settings.max_concurrent_streams,
         eviction_idle_s=settings.eviction_idle_s, is_spare=settings.is_spare,
         rehearsal_lead_s=rehearsal_lead_s(settings.device), rehearsal_shortest_s=rehearsal_shortest_s(),
+        rehearsal_reaches_worker=rehearsal_reaches_worker(),
         rehearsal_watch_s=rehearsal_watch_s(settings.device, settings.threads), spin_s=spin_s(settings.device),
         arithmetic=arithmetic_of(settings.device, is_batch_invariant=settings.is_batch_invariant),
         vram_required_mb=vram_mb(model, stage, settings),

@@ -32,6 +32,7 @@ class Rehearsals:
     ) -> None:
         self._node = node
         self._lead_s, self._shortest_s = settings.rehearsal_lead_s, settings.rehearsal_shortest_s
+        self._reaches_worker = settings.rehearsal_reaches_worker
         self._effects, self._batches, self._residency, self._life = effects, batches, residency, life
 
     def __repr__(self) -> str:
@@ -62,5 +63,7 @@ class Rehearsals:
 
     def take(self, session: ShardSession, step: Step, body: bytes, max_waiting: int) -> None:
         """One that has come for `session`: the worker is next. Where it computes, or the step does not fit, nothing is the answer."""
+        if not self._reaches_worker:
+            return
         if not self._batches.running and session.problem_with(step, body, max_waiting) is None:
             self._effects.work(Rehearse(work_item(session, step, len(body))), body)

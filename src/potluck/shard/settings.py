@@ -30,6 +30,7 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     rehearsal_shortest_s: float = (
         0.0006  # shorter steps are not rehearsed: the rehearsal takes about that long to arrive
     )
+    rehearsal_reaches_worker: bool = True  # and not only the daemons on its way
     rehearsal_watch_s: float = (
         0.0  # how long the daemon stays awake after a rehearsal, sent or received, for what was rehearsed
     )

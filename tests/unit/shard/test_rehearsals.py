@@ -101,6 +101,16 @@ def test_the_worker_is_told_and_the_session_is_as_before() -> None:
     assert bench.core.counters == {}
 
 
+def test_where_another_workers_core_would_be_taken_for_it_only_the_daemon_is_woken() -> None:
+    bench = CoreBench(MIDDLE, rehearsal_reaches_worker=False)
+    bench.open()
+    bench.step(0, is_rehearsal=True)
+    assert (bench.orders, bench.sent) == ([], [])
+    bench.step(0)
+    assert len(bench.batch.items) == 1
+    assert bench.core.counters == {}
+
+
 def test_while_the_worker_computes_it_is_dropped() -> None:
     bench, _ = working()
     bench.step(1, is_rehearsal=True)
