@@ -11,8 +11,6 @@ from potluck.wire.work import (
     LoadFailed,
     OpenSession,
     ParkSession,
-    Ping,
-    Pong,
     Rehearse,
     RunBatch,
     SessionOpened,
@@ -36,7 +34,6 @@ TO_WORKER: list[tuple[ToWorker, bytes]] = [
     (ParkSession(SESSION, 3), b""),
     (OpenSession(SESSION, STAGE, 200, (), None, SESSION[::-1], 64), b""),
     (CloseSession(SESSION), b""),
-    (Ping(12), b""),
     (Unload(STAGE), b""),
 ]
 FROM_WORKER: list[tuple[FromWorker, bytes]] = [
@@ -45,5 +42,4 @@ FROM_WORKER: list[tuple[FromWorker, bytes]] = [
     (SessionOpened(SESSION), b""),
     (SessionRefused(SESSION, "kv_budget_exceeded", "full"), b""),
     (BatchDone(7, (WorkOutput(SESSION, 3, 5, -0.5, ((5, -0.5),), "", ""),), 4000), b"abc"),
-    (Pong(12, 1), b""),
 ]

@@ -141,7 +141,7 @@ class Node:
         server = ShardServer(self.id, settings, worker, self.links, self.metrics)
         server.on_suspect = self.orchestrator.on_suspect
         server.on_remember = self._remember
-        server.on_session_count = self._settle_on_cores
+        server.on_load_changed = self._settle_on_cores
         self.shards.append(server)
         self.orchestrator.store.put(self.id, "", self._describe(0), is_own=True)
         if model is not None:
@@ -150,8 +150,9 @@ class Node:
         return server
 
     def _settle_on_cores(self) -> None:
-        """With one answer on its way a daemon has its place; with several it runs wherever there is room."""
-        LOOP_CORE.keep_while(sum(shard.core.session_count for shard in self.shards) == 1)
+        """With one answer on its way a daemon has its place; with a prompt or several answers it runs wherever there is room."""
+        is_alone = sum(shard.session_count for shard in self.shards) == 1
+        LOOP_CORE.keep_while(is_alone and any(shard.decodes_alone for shard in self.shards))
 
     def _start_housekeeping(self) -> None:
         if self._housekeeping is None:

@@ -65,8 +65,9 @@ class ShardServer:
         self.supervisor = WorkerSupervisor(worker, self._on_worker_message, self._on_worker_lost)
         self.on_suspect: Callable[[bytes], None] = lambda node: None  # told whom a head has found lost
         self.on_remember: Callable[[bytes, AnswerSoFar], None] = lambda key, answer: None  # told of answers cut short
-        self.on_session_count: Callable[[], None] = lambda: None  # told when there are more or fewer
-        self._session_count = 0  # as told
+        self.on_load_changed: Callable[[], None] = lambda: None  # told when one of the next two has changed
+        self.session_count = 0
+        self.decodes_alone = False  # one session has the shard to itself, and its prompt is done
         self._links = links
         self._ahead = ahead.Ahead(self.core, self.supervisor, links, self._on_contradiction)
         self._looking_ahead: asyncio.Handle | None = None
@@ -204,15 +205,18 @@ class ShardServer:
                 self.on_suspect(effect.node)
         if to_send:
             self._links.send_all(to_send)
-        if self.core.session_count != self._session_count:
-            self._session_count = self.core.session_count
-            self.on_session_count()
-        if self._session_count == 1 and self._looking_ahead is None:
+        if self.core.session_count != self.session_count:
+            self.session_count, self.decodes_alone = self.core.session_count, False
+            self.on_load_changed()
+        if self.session_count == 1 and self._looking_ahead is None:
             self._looking_ahead = self._loop.call_soon(self._look_ahead)
 
     def _look_ahead(self) -> None:
         self._looking_ahead = None
         self._ahead.look()
+        if not self.decodes_alone and self._ahead.foresees_answer:
+            self.decodes_alone = True
+            self.on_load_changed()
 
     def _on_contradiction(self) -> None:
         """Nobody may go on from what has left, and heads know what to do where a worker is gone."""

@@ -17,7 +17,7 @@ from potluck.core.errors import ProtocolViolation
 from potluck.core.processors import LOOP_CORE
 from potluck.net.sockets import write_together
 from potluck.shard.memory_limit import has_run_out_of_memory
-from potluck.wire.work import FromWorker, Load, Loaded, LoadFailed, OpenSession, Ping, Pong, RunBatch, ToWorker
+from potluck.wire.work import FromWorker, Load, Loaded, LoadFailed, OpenSession, RunBatch, ToWorker
 from potluck.wire.work_frames import Buffer, encode, from_worker_decoder
 from potluck.wire.worker_settings import WorkerSettings
 
@@ -25,6 +25,7 @@ OnMessage = Callable[[FromWorker, bytes], None]
 OnLost = Callable[[str], None]
 
 PING_INTERVAL_S = 0.1
+_FRESH_S = 0.05  # a sign of life younger than this is not asked for again
 FROZEN_AFTER_S = 30.0  # pings without an answer for so long, and the worker will not come back by itself
 _STUCK_AFTER_S = (
     1800.0  # alive and without any result: the longest chunk on the slowest machine takes a quarter of an hour
@@ -58,16 +59,38 @@ def host_memory_kills() -> int | None:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
 
 
-def _spawn(settings: WorkerSettings, theirs: socket.socket) -> "subprocess.Popen[bytes]":
-    fd = theirs.fileno()
-    command = [sys.executable, "-P", "-m", _MODULE, "--fd", str(fd), "--settings", settings.encode()]
+def _spawn(settings: WorkerSettings, stream: socket.socket, pulse: socket.socket) -> "subprocess.Popen[bytes]":
+    fds = stream.fileno(), pulse.fileno()
+    names = ["--fd", str(fds[0]), "--pulse-fd", str(fds[1])]
     return subprocess.Popen(
-        command,
-        pass_fds=(fd,),
+        [sys.executable, "-P", "-m", _MODULE, *names, "--settings", settings.encode()],
+        pass_fds=fds,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,  # stderr is the daemon's: tracebacks go to its log
         env=worker_environment(),
     )
+
+
+class _Pulse(asyncio.Protocol):
+    """The stream on which a thread of the worker gives back what it is sent, also while another one computes."""
+
+    def __init__(self, on_sign_of_life: Callable[[], None]) -> None:
+        self._on_sign_of_life = on_sign_of_life
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._on_sign_of_life()
+
+    def ask(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"?")
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
 
 
 class WorkerProcess(asyncio.Protocol):
@@ -91,13 +114,12 @@ class WorkerProcess(asyncio.Protocol):
         self._is_own_kill = False
         self._kills_before = host_memory_kills()
         self._answers_owed = 0
-        self._nonce = 0
+        self._pulse = _Pulse(self._on_sign_of_life)
         self._ping_timer: asyncio.TimerHandle | None = None
         self._reap_timer: asyncio.TimerHandle | None = None
         self._ended = self._loop.create_future()
         self.last_sign_of_life = self._loop.time()
         self.has_spoken = False  # until then it is starting up, and its silence means nothing
-        self.progress = 0  # finished batches, as of the last pong
 
     @classmethod
     async def start(
@@ -110,12 +132,17 @@ class WorkerProcess(asyncio.Protocol):
         """
         worker = cls(on_message, on_lost, patience_s)
         ours, theirs = socket.socketpair()
+        our_pulse, their_pulse = socket.socketpair()
         try:
-            with theirs, LOOP_CORE.suspended():
-                worker._process = _spawn(settings, theirs)
-            ours.setblocking(False)
+            with theirs, their_pulse, LOOP_CORE.suspended():
+                worker._process = _spawn(settings, theirs, their_pulse)
+            for stream in (ours, our_pulse):
+                stream.setblocking(False)
+            await worker._loop.create_connection(lambda: worker._pulse, sock=our_pulse)
             await worker._loop.create_connection(lambda: worker, sock=ours)
         except BaseException:
+            worker._pulse.close()
+            our_pulse.close()
             ours.close()
             worker.kill()
             worker._reap(0.0)
@@ -178,8 +205,7 @@ class WorkerProcess(asyncio.Protocol):
 
     def ping(self) -> None:
         """Asks for a sign of life; the answer shows in `last_sign_of_life`."""
-        self._nonce += 1
-        self.send(Ping(self._nonce))
+        self._pulse.ask()
 
     def kill(self) -> None:
         """Ends it however it is: computing, stopped or deaf. `on_lost` follows."""
@@ -208,9 +234,7 @@ class WorkerProcess(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
 
     def data_received(self, data: bytes) -> None:
-        self.last_sign_of_life = self._loop.time()
-        self.has_spoken = True
-        self._unanswered = 0
+        self._on_sign_of_life()
         try:
             frames = self._decoder.feed(data)
         except ProtocolViolation as error:
@@ -218,9 +242,6 @@ class WorkerProcess(asyncio.Protocol):
             self.kill()
             return
         for message, body in frames:
-            if isinstance(message, Pong):
-                self.progress = message.progress
-                continue
             self._fruitless = 0
             self._is_loading = self._is_loading and not isinstance(message, Loaded | LoadFailed)
             if self._answers_owed:
@@ -231,9 +252,19 @@ class WorkerProcess(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._lose("the worker process ended" if error is None else f"the worker's stream broke: {error}")
 
+    def _on_sign_of_life(self) -> None:
+        self.last_sign_of_life = self._loop.time()
+        self.has_spoken = True
+        self._unanswered = 0
+
     def _ping_if_busy(self) -> None:
+        """Only one that is silent: whoever answers every few milliseconds is not to be woken for this as well."""
         self._ping_timer = None
         if self._answers_owed > 0 and self.is_connected:
+            silent_s = self._loop.time() - self.last_sign_of_life
+            if silent_s < _FRESH_S:
+                self._ping_timer = self._loop.call_later(PING_INTERVAL_S - silent_s, self._ping_if_busy)
+                return
             if self._unanswered >= self._most_unanswered:
                 _LOG.warning("worker %d gives no sign of life; ending it", self.pid)
                 self.kill()
@@ -260,6 +291,7 @@ class WorkerProcess(asyncio.Protocol):
 
     def _close(self) -> None:
         """Our end closed, the worker ends by itself; `_reap` sees to it that it does."""
+        self._pulse.close()
         if self._transport is not None:
             self._transport.abort()
         if self._ping_timer is not None:

@@ -92,11 +92,7 @@ class CloseSession(_Work, frozen=True, tag="close_session"):
     session: SessionId
 
 
-class Ping(_Work, frozen=True, tag="ping"):
-    nonce: int
-
-
-ToWorker = Load | Unload | OpenSession | RunBatch | Rehearse | TruncateSession | ParkSession | CloseSession | Ping
+ToWorker = Load | Unload | OpenSession | RunBatch | Rehearse | TruncateSession | ParkSession | CloseSession
 
 
 # ---------------------------------------------------------------- worker to daemon
@@ -147,14 +143,7 @@ class BatchDone(_Work, frozen=True, tag="batch_done"):
     compute_us: int
 
 
-class Pong(_Work, frozen=True, tag="pong"):
-    """Sent from a thread beside the computing one: `progress` counts finished batches."""
-
-    nonce: int
-    progress: int
-
-
-FromWorker = Loaded | LoadFailed | SessionOpened | SessionRefused | BatchDone | Pong
+FromWorker = Loaded | LoadFailed | SessionOpened | SessionRefused | BatchDone
 
 __all__ = [
     "BatchDone",
@@ -165,8 +154,6 @@ __all__ = [
     "Loaded",
     "OpenSession",
     "ParkSession",
-    "Ping",
-    "Pong",
     "RunBatch",
     "SessionOpened",
     "SessionRefused",

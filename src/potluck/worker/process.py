@@ -1,6 +1,6 @@
-"""The worker process: `python -m potluck.worker.process --fd N --settings JSON`, started by a daemon's supervisor.
+"""The worker process: `python -m potluck.worker.process --fd N --pulse-fd N --settings JSON`, started by a daemon's supervisor.
 
-It has one inherited socket and the paths of a model: no keys, no network. It ends when the socket closes.
+It has two inherited sockets to that daemon and the paths of a model: no keys, no network. It ends when they close.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from potluck.wire.work import Rehearse, RunBatch
 from potluck.wire.worker_settings import OUT_OF_MEMORY_STATUS, WorkerSettings
 from potluck.worker.channel import Channel
 from potluck.worker.host_process import die_with_parent, end, leave_interrupts_to_parent
+from potluck.worker.pulse import start_pulse
 
 _FAILED = 70  # exit status: a bug of ours
 
@@ -29,11 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     faulthandler.enable()
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--pulse-fd", type=int, required=True)
     parser.add_argument("--settings", type=WorkerSettings.decode, required=True)
     options = parser.parse_args(arguments)
-    channel = Channel(
-        socket.socket(fileno=options.fd), options.settings.spin_s
-    )  # first, so that pings are answered while the engine is imported
+    start_pulse(socket.socket(fileno=options.pulse_fd))  # first: it answers while the engine is imported, too
+    channel = Channel(socket.socket(fileno=options.fd), options.settings.spin_s)
     try:
         serve(channel, options.settings)
     except Exception as error:
@@ -56,13 +57,11 @@ def serve(channel: Channel, settings: WorkerSettings) -> None:
         give_way_where_few()  # to the daemon; what follows can wait
         if isinstance(message, Rehearse):
             channel.stay_awake(settings.awake_s)
-        if isinstance(message, RunBatch):
-            channel.progress += 1
-            if not channel.has_more:
-                if (next_batch := worker.look_ahead()) is not None:
-                    channel.expect(next_batch, sum(item.size_bytes for item in next_batch.items))
-                if settings.spin_s:
-                    channel.call_when_idle(worker.others_turn_s, worker.claim_device)
+        if isinstance(message, RunBatch) and not channel.has_more:
+            if (next_batch := worker.look_ahead()) is not None:
+                channel.expect(next_batch, sum(item.size_bytes for item in next_batch.items))
+            if settings.spin_s:
+                channel.call_when_idle(worker.others_turn_s, worker.claim_device)
 
 
 def exit_status(error: Exception) -> int:

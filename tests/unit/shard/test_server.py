@@ -15,7 +15,7 @@ from potluck.shard.worker_supervisor import WorkerState
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
 from potluck.wire.foreseen import ForeseenStep
-from potluck.wire.messages import Fault, Stage, Step
+from potluck.wire.messages import Close, Fault, Stage, Step
 from potluck.wire.work import BatchDone, Loaded, LoadFailed, RunBatch, SessionOpened, ToWorker, WorkOutput
 from potluck.wire.work_frames import encode
 from potluck.wire.worker_settings import WorkerSettings
@@ -169,6 +169,36 @@ def test_a_batch_that_has_left_early_is_noted_like_any_and_not_sent_again() -> N
         await server.stop()
         links.on_arrival(b"late")
         assert len(early) == 2
+
+    run_test(main())
+
+
+def test_whether_one_answer_has_the_shard_to_itself_is_told_when_its_prompt_is_done_and_when_it_ends() -> None:
+    async def main() -> None:
+        server = ShardServer(
+            SHARD, settings_of(STAGE), WorkerSettings(model_path="x", source="a" * 64), ForeseeingLinks(), Metrics()
+        )
+        told: list[tuple[int, bool]] = []
+        server.on_load_changed = lambda: told.append((server.session_count, server.decodes_alone))
+        session = session_id(1)
+        server._on_worker_message(Loaded(STAGE, 1, 1, 1), b"")
+        server.deliver(HEAD, opening(STAGE), b"")
+        server._on_worker_message(SessionOpened(session), b"")
+        output = WorkOutput(session, 16, None, None, (), "", "")
+        for batch, position in ((1, 0), (2, 4)):  # two chunks of a prompt, with time to look in between
+            server.deliver(HEAD, Step(session, 0, position, 4, 0, None, True), bytes(16))
+            await asyncio.sleep(0.001)
+            server._on_worker_message(BatchDone(batch, (output,), 5), bytes(16))
+            await asyncio.sleep(0.001)
+        assert told == [(1, False)]
+        server.deliver(HEAD, Step(session, 0, 8, 1, 0, None, True), bytes(4))
+        await asyncio.sleep(0.001)
+        assert told == [(1, False), (1, True)]
+        server._on_worker_message(BatchDone(3, (msgspec.structs.replace(output, size_bytes=4),), 5), bytes(4))
+        await asyncio.sleep(0.001)
+        server.deliver(HEAD, Close(session), b"")
+        assert told == [(1, False), (1, True), (0, False)]
+        await server.stop()
 
     run_test(main())
 

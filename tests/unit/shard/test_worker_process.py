@@ -1,4 +1,4 @@
-"""A worker as its daemon sees it, without a process: what is written to it; one that lives, answers pings and finishes nothing."""
+"""A worker as its daemon sees it, without a process: what is written to it; when it is pinged; one that lives and finishes nothing."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from potluck.shard import worker_process
-from potluck.shard.worker_process import WorkerProcess
+from potluck.shard.worker_process import PING_INTERVAL_S, WorkerProcess
 from potluck.wire.messages import Stage
-from potluck.wire.work import BatchDone, FromWorker, Load, Loaded, Pong, RunBatch, ToWorker
+from potluck.wire.work import BatchDone, FromWorker, Load, Loaded, RunBatch, ToWorker
 from potluck.wire.work_frames import encode, frame_start
 
 MOST = 5
@@ -18,14 +18,14 @@ STAGE = Stage(0, 2, True, True)
 
 
 class Bench:
-    """A worker without a process. `pings`: so many intervals go by, and each ping is answered."""
+    """A worker without a process, and all that is written to it, also as pings."""
 
     def __init__(self) -> None:
         self.killed = 0
         self.worker = WorkerProcess(lambda message, body: None, lambda reason: None)
         process: Any = SimpleNamespace(pid=7, poll=lambda: None, kill=self._count_kill, returncode=None)
         self.worker._process = process
-        self.written = b""
+        self.written = self.asked = b""
         self.is_closing = False
         transport: Any = SimpleNamespace(
             write=self._write,
@@ -34,6 +34,8 @@ class Bench:
             abort=lambda: None,
         )
         self.worker.connection_made(transport)
+        pulse: Any = SimpleNamespace(write=self._ask, is_closing=lambda: False, abort=lambda: None)
+        self.worker._pulse.connection_made(pulse)
 
     def end(self) -> None:
         if self.worker._reap_timer is not None:
@@ -41,6 +43,9 @@ class Bench:
 
     def _write(self, data: bytes) -> None:
         self.written += data
+
+    def _ask(self, data: bytes) -> None:
+        self.asked += data
 
     def _count_kill(self) -> None:
         self.killed += 1
@@ -51,12 +56,18 @@ class Bench:
     def hear(self, message: FromWorker) -> None:
         self.worker.data_received(b"".join(encode(message)))
 
+    def silence(self, seconds: float) -> None:
+        """So long it has said nothing when it is time to look."""
+        if self.worker._ping_timer is not None:
+            self.worker._ping_timer.cancel()
+        self.worker.last_sign_of_life = self.worker._loop.time() - seconds
+        self.worker._ping_if_busy()
+
     def pings(self, count: int) -> None:
+        """So many intervals go by, and each ping is answered."""
         for _ in range(count):
-            if self.worker._ping_timer is not None:
-                self.worker._ping_timer.cancel()
-            self.worker._ping_if_busy()
-            self.hear(Pong(1, 0))
+            self.silence(PING_INTERVAL_S)
+            self.worker._pulse.data_received(b"?")
 
 
 @pytest.fixture
@@ -76,6 +87,33 @@ def test_one_that_finishes_nothing_is_ended_though_it_answers(bench: Bench) -> N
     assert not bench.killed
     bench.pings(1)
     assert bench.killed == 1
+
+
+def test_only_one_that_is_silent_at_work_is_pinged(bench: Bench) -> None:
+    bench.silence(60.0)
+    assert bench.asked == b"", "it owes nothing"
+    bench.send(RunBatch(1, ()))
+    bench.silence(0.002)
+    assert bench.asked == b"", "it has just said something"
+    timer = bench.worker._ping_timer
+    assert timer is not None
+    assert 0 < timer.when() - bench.worker._loop.time() <= PING_INTERVAL_S, (
+        "and is asked before it has been silent for longer"
+    )
+    bench.silence(PING_INTERVAL_S)
+    assert bench.asked == b"?"
+    assert bench.written == b"".join(encode(RunBatch(1, ()))), "on a stream of their own"
+
+
+def test_an_answered_ping_is_a_sign_of_life_and_no_result(bench: Bench) -> None:
+    bench.send(RunBatch(1, ()))
+    bench.silence(PING_INTERVAL_S)
+    before = bench.worker.last_sign_of_life
+    bench.worker._pulse.data_received(b"?")
+    assert bench.worker.last_sign_of_life > before
+    assert bench.worker.is_busy
+    bench.hear(BatchDone(1, (), 0))
+    assert not bench.worker.is_busy
 
 
 def test_every_result_gives_it_as_long_again(bench: Bench) -> None:

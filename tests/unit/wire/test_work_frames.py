@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from potluck.core.errors import ProtocolViolation, WireMisuse
-from potluck.wire.work import FromWorker, Ping, RunBatch, ToWorker, WorkItem
+from potluck.wire.work import FromWorker, RunBatch, ToWorker, WorkItem
 from potluck.wire.work_frames import MAX_BODY_BYTES, encode, from_worker_decoder, to_worker_decoder
 from tests.support.work_messages import FROM_WORKER, TO_WORKER
 
@@ -78,7 +78,7 @@ def test_sizes_past_the_limits_are_refused_on_the_header() -> None:
 
 def test_a_body_past_the_limit_is_our_own_fault() -> None:
     with pytest.raises(WireMisuse):
-        encode(Ping(1), memoryview(bytearray(1)).cast("B"), *[bytes(MAX_BODY_BYTES // 4)] * 4)
+        encode(RunBatch(1, ()), memoryview(bytearray(1)).cast("B"), *[bytes(MAX_BODY_BYTES // 4)] * 4)
 
 
 def test_messages_of_the_other_direction_are_refused() -> None:
