@@ -29,6 +29,7 @@ from potluck.testing.local_swarm import LocalSwarm, split_plan
 
 Say = Callable[[str], None]
 _NO_END = SamplingParams(logit_bias={})
+_SHARDS = 2
 
 
 class PipelineBenchSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +37,7 @@ class PipelineBenchSettings(msgspec.Struct, frozen=True, kw_only=True):
     file: ModelFile
     layer_count: int
     launches: int = 3
+    growth_launches: int = 6
     rounds: int = 5  # of each launch; neighbours on the host move one round's ratio by several percent
     large_rounds: int = 11
     decode_tokens: int = 64
@@ -66,6 +68,22 @@ class LargeSplit(msgspec.Struct, frozen=True):
     hop: HopFigures
 
 
+class AddedHop(msgspec.Struct, frozen=True):
+    """What each hop costs that lies between two numbers of shards: the mean of the launches, and its standard error."""
+
+    from_shards: int
+    to_shards: int
+    mean_ms: float
+    error_ms: float
+
+
+class Growth(msgspec.Struct, frozen=True):
+    """The same model over ever more shards."""
+
+    hops: tuple[HopFigures, ...]
+    added: tuple[AddedHop, ...]
+
+
 class PipelineReport(msgspec.Struct, frozen=True):
     model: str
     split_ratio: float
@@ -77,7 +95,8 @@ class PipelineReport(msgspec.Struct, frozen=True):
     split_tokens_per_s: float
     unsplit_prefill_tokens_per_s: float
     split_prefill_tokens_per_s: float
-    hops: tuple[HopFigures, ...]
+    hop: HopFigures
+    growth: Growth | None = None
     large: LargeSplit | None = None
 
 
@@ -149,39 +168,30 @@ class _Rounds:
 
 
 def bench_pipeline(settings: PipelineBenchSettings, say: Say) -> PipelineReport:
-    """Two shards first, with everything; then the growth of a hop's cost over more shards."""
-    first, *others = settings.shard_counts
-    measured = _two_sides(settings, first, say)
-    hops = [measured.decode.hop(first)]
-    for shards in others:
-        say(f"{shards} shards")
-        with LocalSwarm(settings.model, split_plan(settings.layer_count, shards, 0)) as swarm:
-            hops.append(run(_hops(settings, swarm, shards)))
-    return _report(settings.model, measured, tuple(hops))
-
-
-def _report(model: str, measured: _Rounds, hops: tuple[HopFigures, ...]) -> PipelineReport:
+    """Two shards against the unsplit model."""
+    measured = _two_sides(settings, say)
+    hop = measured.decode.hop(_SHARDS)
     return PipelineReport(
-        model=model,
+        model=settings.model,
         split_ratio=measured.decode.ratio,
-        hop_p50_ms=hops[0].hop_p50_ms,
-        hop_p95_ms=hops[0].hop_p95_ms,
+        hop_p50_ms=hop.hop_p50_ms,
+        hop_p95_ms=hop.hop_p95_ms,
         prefill_ratio=ratio_of(measured.split_prefill, measured.unsplit_prefill),
         batch_ratio=ratio_of(measured.together, measured.alone),
         unsplit_tokens_per_s=statistics.median(measured.decode.unsplit),
         split_tokens_per_s=statistics.median(measured.decode.split),
         unsplit_prefill_tokens_per_s=statistics.median(measured.unsplit_prefill),
         split_prefill_tokens_per_s=statistics.median(measured.split_prefill),
-        hops=hops,
+        hop=hop,
     )
 
 
-def _two_sides(settings: PipelineBenchSettings, shards: int, say: Say) -> _Rounds:
-    plan = split_plan(settings.layer_count, shards, 0)
+def _two_sides(settings: PipelineBenchSettings, say: Say) -> _Rounds:
+    plan = split_plan(settings.layer_count, _SHARDS, 0)
     measured = _Rounds()
     with OwnEngine(settings.file, 1) as ours:
         for launch in range(settings.launches):
-            say(f"{shards} shards against the unsplit model, launch {launch + 1} of {settings.launches}")
+            say(f"{_SHARDS} shards against the unsplit model, launch {launch + 1} of {settings.launches}")
             with LocalSwarm(settings.model, plan) as swarm:
                 run(_compare(settings, ours, swarm, measured))
     return measured
@@ -212,24 +222,18 @@ async def _together(head: Head, prompt: Sequence[int], settings: PipelineBenchSe
     return sum(len(times) for times, _ in counts) / (time.perf_counter() - began)
 
 
-async def _hops(settings: PipelineBenchSettings, swarm: LocalSwarm, shards: int) -> HopFigures:
-    timings: list[StepTiming] = []
-    speeds = []
-    async with connected(swarm, settings.model) as head:
-        for _ in range(settings.launches * settings.rounds):
-            times, steps = await head.tokens([1, 2, 3, 4], settings.decode_tokens)
-            timings += steps[1:]
-            speeds.append(speed_of(times))
-    return hop_figures(timings, shards, statistics.median(speeds))
-
-
 def speed_of(times: Sequence[float]) -> float:
     return (len(times) - 1) / (times[-1] - times[0])
 
 
+def own_ms(timing: StepTiming) -> float:
+    """Of a token's way round, everything but computing."""
+    return (timing.total_s - timing.compute_s) * 1000
+
+
 def hop_figures(timings: Sequence[StepTiming], shards: int, speed: float) -> HopFigures:
-    """Everything but computing, divided by the hops of a token's way round: the ring has as many as there are shards."""
-    own = sorted((timing.total_s - timing.compute_s) / shards * 1000 for timing in timings)
+    """A token's way round the ring has as many hops as there are shards."""
+    own = sorted(own_ms(timing) / shards for timing in timings)
     compute = [timing.compute_s * 1000 for timing in timings]
     queue = [timing.queue_s * 1000 for timing in timings]
     wire = [(t.total_s - t.compute_s - t.queue_s) * 1000 for t in timings]

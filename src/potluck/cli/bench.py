@@ -130,17 +130,18 @@ def pipeline(
     file = ModelFile(path=store.path(model), source=entry.weights_sha256, packed_folder=store.packed_folder(model))
     settings = PipelineBenchSettings(model=entry.id, file=file, layer_count=entry.layer_count)
     if quick:
-        settings = msgspec.structs.replace(settings, launches=1, rounds=2, decode_tokens=32, shard_counts=(2,))
+        settings = msgspec.structs.replace(settings, launches=1, rounds=2, decode_tokens=32)
     say = _ignore if as_json else notice
     report = bench_pipeline(settings, say)
     if not quick:
+        from potluck.bench.growth import bench_growth
         from potluck.bench.large_split import bench_large_split
         from potluck.core.paths import locate_folders
 
         large = bench_large_split(
             locate_folders().cache, settings.launches, settings.large_rounds, settings.decode_tokens // 4, say
         )
-        report = msgspec.structs.replace(report, large=large)
+        report = msgspec.structs.replace(report, growth=bench_growth(settings, say), large=large)
     if as_json:
         return print_json(report)
     print_pipeline(report)
@@ -155,13 +156,24 @@ def print_pipeline(report: "PipelineReport") -> None:
         ("prefill of 1,024 tokens, 2 shards / unsplit", report.prefill_ratio, "≥ 1.6"),
         ("8 sessions / one session, tokens/s", report.batch_ratio, "≥ 3.5"),
     ]
-    hops = [("", hop) for hop in report.hops]
+    hops = [(report.model, report.hop)]
     if report.large is not None:
         rows.append((f"decode of {report.large.model}, 2 shards / unsplit", report.large.split_ratio, "≥ 0.95"))
         hops.append((report.large.model, report.large.hop))
-    print(format_table(("WHAT", "FIGURE", "BAR"), [(what, f"{value:.3f}", bar) for what, value, bar in rows], (1,)))
+    table = [(what, f"{value:.3f}", bar) for what, value, bar in rows]
+    if report.growth is not None:
+        table += [
+            (
+                f"own cost of each hop added, {each.from_shards} → {each.to_shards} shards, ms",
+                f"{each.mean_ms:.3f} ± {each.error_ms:.3f}",
+                "constant",
+            )
+            for each in report.growth.added
+        ]
+        hops += [(f"{report.model}, in turns", hop) for hop in report.growth.hops]
+    print(format_table(("WHAT", "FIGURE", "BAR"), table, (1,)))
     header = ("SHARDS", "HOP P50 MS", "HOP P95 MS", "COMPUTE MS", "QUEUE MS", "WIRE MS", "TOKENS/S", "MODEL")
-    lines = [(*(f"{v:.3g}" for v in msgspec.structs.astuple(hop)), model or report.model) for model, hop in hops]
+    lines = [(*(f"{v:.3g}" for v in msgspec.structs.astuple(hop)), model) for model, hop in hops]
     print(format_table(header, lines, range(7)))
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from potluck.bench.chaos import ChaosSettings, summary
-from potluck.bench.pipeline import PipelineReport
+from potluck.bench.pipeline import HopFigures, PipelineReport
 from potluck.bench.report import as_json
 from potluck.cli.console import print_json
 from tests.support.bench_reports import report
@@ -21,7 +21,7 @@ PIPELINE = PipelineReport(
     split_tokens_per_s=144.0,
     unsplit_prefill_tokens_per_s=400.0,
     split_prefill_tokens_per_s=680.0,
-    hops=(),
+    hop=HopFigures(2, 0.3, 0.6, 5.0, 0.2, 0.2, 144.0),
 )
 PROMISED = {
     "pipeline": (PIPELINE, {"split_ratio", "hop_p50_ms", "hop_p95_ms", "prefill_ratio", "batch_ratio"}),
