@@ -1,4 +1,4 @@
-"""Which waiting steps go to the worker together, and which the worker has: one batch, and the next one behind it where that is full.
+"""Which waiting steps go to the worker together, and which the worker has: one batch, and the next one behind it where that is certain.
 
 Knows sessions by what waits in them; not where steps come from nor what becomes of the outputs.
 """
@@ -14,6 +14,8 @@ from potluck.shard.sessions import ShardSession
 from potluck.wire.messages import Step
 from potluck.wire.spent import add_spent
 from potluck.wire.work import RunBatch, TruncateSession, WorkItem
+
+_SOON_US = 50_000  # a chunk may wait in the worker for one that takes no longer: whoever comes meanwhile waits for both
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -38,6 +40,7 @@ class Batches:
         self.running: dict[int, list[Running]] = {}
         self._next = 1
         self._ready: OrderedDict[bytes, ShardSession] = OrderedDict()  # with waiting steps, first come first served
+        self._us_per_position: float | None = None  # of the last batch
 
     def __repr__(self) -> str:
         return f"<Batches {len(self._ready)} ready, {len(self.running)} running>"
@@ -56,29 +59,48 @@ class Batches:
         """Nothing of that session waits any more."""
         self._ready.pop(session, None)
 
+    def note(self, batch: list[Running], compute_us: int) -> None:
+        """How long one took."""
+        self._us_per_position = compute_us / max(1, sum(running.step.count for running in batch))
+
     def forget(self) -> None:
         """The worker is gone, or will go without an answer."""
         self.running.clear()
 
     def is_due(self, sessions: Mapping[bytes, ShardSession]) -> bool:
         """Whether a batch can be started, of `sessions`, which are all there are."""
-        if not self._ready or not self._residency.is_loaded:
+        if not self._residency.is_loaded or len(self.running) > 1:
             return False
-        return not self.running or (len(self.running) == 1 and self._is_full(sessions))
+        if not self._ready:
+            return self._goes_on(sessions)
+        return not self.running or self._is_full(sessions)
 
     def _is_full(self, sessions: Mapping[bytes, ShardSession]) -> bool:
         """Whether the next batch is the same whenever it is sent: then the worker has it before it needs it, and never waits for us.
 
-        Not with prompts, which take long: whoever comes meanwhile would wait for two of them.
+        Not with prompts of several, which take long: whoever comes meanwhile would wait for two of them.
         """
         if len(self._ready) < _most_decodes(sessions):
             return False
         return all(session.waiting[0].step.count == 1 for session in self._ready.values())
 
+    def _goes_on(self, sessions: Mapping[bytes, ShardSession]) -> bool:
+        """Whether the worker is busy with the only session's prompt, and will soon want the next chunk: it need not wait for us either."""
+        if len(sessions) != 1 or self._us_per_position is None:
+            return False
+        session = next(iter(sessions.values()))
+        if not session.is_running or not session.waiting:
+            return False
+        count = session.waiting[0].step.count
+        return count > 1 and count * self._us_per_position <= _SOON_US
+
     def start(self, sessions: Mapping[bytes, ShardSession]) -> None:
         """What is due. Waiting for more would idle the shards in turn, and taking all would make them work in turn."""
-        while self._ready and self.is_due(sessions):
-            self._send(list(self._ready.values()) if len(self._ready) == 1 else self._chosen(sessions))
+        while self.is_due(sessions):
+            if len(self._ready) > 1:
+                self._send(self._chosen(sessions))
+            else:
+                self._send(list((self._ready or sessions).values()))
 
     def wait(self, session: ShardSession) -> None:
         """Something waits there; it goes with a batch that is started later."""
@@ -103,10 +125,10 @@ class Batches:
     def _send(self, sessions: list[ShardSession]) -> None:
         batch, items, bodies = [], [], []
         for session in sessions:
-            del self._ready[session.id]
+            self._ready.pop(session.id, None)
             waiting = session.waiting.popleft()
             step = waiting.step
-            session.is_running = True
+            session.batches_running += 1
             if session.untold_sampler is not None:
                 # Not with the rewire, which has no answer: a head could make any number of those, each with its own grammar.
                 self._effects.work(TruncateSession(session.id, step.position, session.untold_sampler))

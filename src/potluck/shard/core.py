@@ -292,6 +292,7 @@ class ShardCore:
             self.counters["unknown_batch"] += 1
             return
         offset, compute_us = 0, message.compute_us
+        self._batches.note(batch, compute_us)
         if len(batch) == 1 and batch[0].step.count == 1:
             self._residency.note_step(compute_us)
         for item, output in zip(batch, message.outputs, strict=True):
@@ -306,12 +307,12 @@ class ShardCore:
         session, step = running.session, running.step
         if self._sessions.get(session.id) is not session:
             return  # closed while it was computed
-        session.is_running = False
+        session.batches_running -= 1
         session.used_s = now_s
         if session.waiting:
             self._batches.wait(session)
-        if running.cuts != session.cuts:
-            return  # a rewire or truncation came in between; the worker has cut off what this added
+        if running.cuts != session.cuts or session.is_faulty:
+            return  # a rewire or truncation came in between, and the worker has cut off what this added; or the step before it failed
         if output.code:
             self._on_failed_step(session, output)
             return

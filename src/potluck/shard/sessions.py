@@ -46,7 +46,7 @@ class ShardSession:
     length_in: int = 0
     length_out: int = 0
     waiting: deque[Waiting] = field(default_factory=deque)
-    is_running: bool = False
+    batches_running: int = 0  # of the worker's, that hold steps of this session
     is_faulty: bool = False  # a step could not be computed, so none after it can, until it is cut back
     cuts: int = 0  # how often it was cut back; what was computed before the last time is void
     credits: int = 0
@@ -81,6 +81,10 @@ class ShardSession:
             f"<ShardSession {self.id.hex()[:8]} {self.phase.value} epoch {self.epoch} layers {self.stage.start}-{self.stage.stop - 1} "
             f"in {self.length_in} out {self.length_out} waiting {len(self.waiting)}>"
         )
+
+    @property
+    def is_running(self) -> bool:
+        return self.batches_running > 0
 
     def codec_at(self, layer: int) -> Codec:
         """How activations that enter `layer` are rounded in this session."""

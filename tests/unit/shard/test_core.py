@@ -421,6 +421,40 @@ def test_rubbish_is_reported_once_and_what_follows_it_is_not_computed() -> None:
     assert bench.step(2) == []
     assert bench.orders == []
     assert bench.core.counters["after_a_fault"] == 1
+
+
+def test_what_the_worker_has_in_hand_when_a_step_fails_is_no_fault_of_its_own() -> None:
+    bench = CoreBench(MIDDLE)
+    bench.open()
+    bench.run(0, 4)
+    bench.step(4, 4)
+    rubbish = bench.batch
+    bench.step(8, 4)
+    after = bench.batch
+    [effect] = bench.done(rubbish, code="shard_corruption", text="NaN in row 0")
+    assert effect.message == Fault(S, 0, "shard_corruption", "NaN in row 0", BEFORE)
+    assert bench.done(after, code="bad_request", text="position 8, expected 4") == []
+    assert bench.core.counters == {"shard_corruption": 1}
+
+
+def test_what_the_worker_has_in_hand_when_a_session_is_cut_is_void() -> None:
+    bench = CoreBench(MIDDLE)
+    bench.open()
+    bench.run(0, 4)
+    bench.step(4, 4)
+    first = bench.batch
+    bench.step(8, 4)
+    second = bench.batch
+    bench.tell(HEAD, Truncate(S, 0, 4))
+    bench.step(4, 2)
+    assert bench.batches == [], "two are enough"
+    assert bench.done(first) == []
+    assert [item.position for batch in bench.batches for item in batch.items] == [4]
+    third = bench.batch
+    assert bench.done(second) == []
+    [effect] = bench.done(third)
+    assert isinstance(effect.message, Step)
+    assert (effect.message.position, effect.message.count) == (4, 2)
     assert bench.core.state.queue_depth == 0
     bench.tell(HEAD, Rewire(S, 1, 0, wiring_of(MIDDLE)))
     bench.step(0, epoch=1)

@@ -40,6 +40,15 @@ class Desk:
         orders = [item.message for item in items if isinstance(item, Work)]
         return [[item.session for item in order.items] for order in orders if isinstance(order, RunBatch)]
 
+    def finish(self, compute_us: int) -> None:
+        """The worker is done with the first batch that it has."""
+        batch = self.batches.running.pop(min(self.batches.running))
+        self.batches.note(batch, compute_us)
+        for running in batch:
+            running.session.batches_running -= 1
+            if running.session.waiting:
+                self.batches.wait(running.session)
+
 
 def test_a_batch_has_its_share_of_decodes_and_prompts_up_to_their_limit() -> None:
     one, two, three, four, five, six = (session_with(number, 1) for number in range(1, 7))
@@ -55,6 +64,41 @@ def test_a_batch_has_its_share_of_decodes_and_prompts_up_to_their_limit() -> Non
 def test_a_prompt_longer_than_the_limit_goes_alone_among_prompts() -> None:
     huge, other = session_with(1, 20), session_with(2, 2)
     assert Desk(huge, other).started() == [[huge.id]]
+
+
+def test_the_next_chunk_of_the_only_prompt_waits_in_the_worker_if_not_for_long() -> None:
+    session = session_with(1, 4, 4, 4, 4, 1)
+    desk, batch = Desk(session), [session.id]
+    assert desk.started() == [batch], "how long it takes is not known yet"
+    desk.finish(40_000)
+    assert desk.started() == [batch, batch], "one to compute, and one in hand"
+    assert desk.started() == [], "and no third"
+    desk.finish(52_000)
+    assert desk.started() == [], "the next one would take too long"
+    desk.finish(40_000)
+    assert desk.started() == [batch]
+    desk.finish(40_000)
+    assert desk.started() == [batch], "the token that comes last"
+    assert not session.waiting
+
+
+def test_a_token_does_not_wait_in_the_worker_behind_its_own_prompt() -> None:
+    session = session_with(1, 4, 4, 1)
+    desk, batch = Desk(session), [session.id]
+    desk.started()
+    desk.finish(4)
+    assert desk.started() == [batch]
+    assert desk.started() == []
+
+
+def test_with_others_about_no_chunk_waits_in_the_worker() -> None:
+    prompt, other = session_with(1, 4, 4, 4, 4), session_with(2)
+    desk = Desk(prompt)
+    desk.started()
+    desk.finish(4)
+    desk.sessions[other.id] = other
+    assert desk.started() == [[prompt.id]]
+    assert desk.started() == []
 
 
 def test_nothing_starts_without_the_weights_and_what_is_dropped_does_not_start() -> None:
