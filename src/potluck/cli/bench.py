@@ -119,7 +119,7 @@ def pipeline(
     device: DeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> None:
-    """Measure what a split costs: two shards on loopback over TLS against the unsplit model, then more shards, then a larger model."""
+    """Measure what a split costs: two shards on loopback over TLS against the unsplit model, a larger model, then more shards."""
     if device != "cpu":
         return cuda_pipeline(device, quick, as_json)
     from potluck.bench.own_engine import ModelFile

@@ -47,11 +47,6 @@ class Ahead:
         foreseen = "an arrival" if self._arrival is not None else "an answer" if self._answer is not None else "nothing"
         return f"<Ahead, foresees {foreseen}>"
 
-    @property
-    def foresees_answer(self) -> bool:
-        """Whether the worker is known to compute one token, and where that goes."""
-        return self._answer is not None
-
     def look(self) -> None:
         self.forget()
         foreseen = self._core.foresight.next()

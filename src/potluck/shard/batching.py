@@ -55,12 +55,20 @@ class Batches:
         """How many the worker was given so far."""
         return self._next - 1
 
+    @property
+    def is_decoding(self) -> bool | None:
+        """Whether the batch that was sent last is one token of one session; None where the worker has nothing."""
+        if not self.running:
+            return None
+        newest = self.running[max(self.running)]
+        return len(newest) == 1 and newest[0].step.count == 1
+
     def drop(self, session: bytes) -> None:
         """Nothing of that session waits any more."""
         self._ready.pop(session, None)
 
     def note(self, batch: list[Running], compute_us: int) -> None:
-        """How long one took."""
+        """How long one took that was computed."""
         self._us_per_position = compute_us / max(1, sum(running.step.count for running in batch))
 
     def forget(self) -> None:

@@ -114,6 +114,11 @@ class ShardCore:
         return len(self._sessions)
 
     @property
+    def is_decoding(self) -> bool | None:
+        """Whether the worker computes one token of one session; None where it has nothing to do."""
+        return self._batches.is_decoding
+
+    @property
     def outbox_bytes(self) -> int:
         return self._outbox.used_bytes
 
@@ -292,7 +297,8 @@ class ShardCore:
             self.counters["unknown_batch"] += 1
             return
         offset, compute_us = 0, message.compute_us
-        self._batches.note(batch, compute_us)
+        if not any(output.code for output in message.outputs):
+            self._batches.note(batch, compute_us)
         if len(batch) == 1 and batch[0].step.count == 1:
             self._residency.note_step(compute_us)
         for item, output in zip(batch, message.outputs, strict=True):

@@ -67,7 +67,7 @@ class ShardServer:
         self.on_remember: Callable[[bytes, AnswerSoFar], None] = lambda key, answer: None  # told of answers cut short
         self.on_load_changed: Callable[[], None] = lambda: None  # told when one of the next two has changed
         self.session_count = 0
-        self.decodes_alone = False  # one session has the shard to itself, and its prompt is done
+        self.decodes_alone = False  # one session has the shard to itself, and is not reading a prompt
         self._links = links
         self._ahead = ahead.Ahead(self.core, self.supervisor, links, self._on_contradiction)
         self._looking_ahead: asyncio.Handle | None = None
@@ -214,8 +214,9 @@ class ShardServer:
     def _look_ahead(self) -> None:
         self._looking_ahead = None
         self._ahead.look()
-        if not self.decodes_alone and self._ahead.foresees_answer:
-            self.decodes_alone = True
+        is_decoding = self.core.is_decoding
+        if is_decoding is not None and is_decoding != self.decodes_alone:
+            self.decodes_alone = is_decoding
             self.on_load_changed()
 
     def _on_contradiction(self) -> None:

@@ -71,6 +71,17 @@ def _spawn(settings: WorkerSettings, stream: socket.socket, pulse: socket.socket
     )
 
 
+def _socket_pairs() -> tuple[tuple[socket.socket, socket.socket], tuple[socket.socket, socket.socket]]:
+    """For messages and for the pulse: our end and theirs."""
+    messages = socket.socketpair()
+    try:
+        return messages, socket.socketpair()
+    except OSError:
+        for end in messages:
+            end.close()
+        raise
+
+
 class _Pulse(asyncio.Protocol):
     """The stream on which a thread of the worker gives back what it is sent, also while another one computes."""
 
@@ -131,8 +142,7 @@ class WorkerProcess(asyncio.Protocol):
         One that owes an answer and gives no sign of life for `patience_s` is ended by force.
         """
         worker = cls(on_message, on_lost, patience_s)
-        ours, theirs = socket.socketpair()
-        our_pulse, their_pulse = socket.socketpair()
+        (ours, theirs), (our_pulse, their_pulse) = _socket_pairs()
         try:
             with theirs, their_pulse, LOOP_CORE.suspended():
                 worker._process = _spawn(settings, theirs, their_pulse)

@@ -421,6 +421,10 @@ def test_rubbish_is_reported_once_and_what_follows_it_is_not_computed() -> None:
     assert bench.step(2) == []
     assert bench.orders == []
     assert bench.core.counters["after_a_fault"] == 1
+    assert bench.core.state.queue_depth == 0
+    bench.tell(HEAD, Rewire(S, 1, 0, wiring_of(MIDDLE)))
+    bench.step(0, epoch=1)
+    assert isinstance(bench.done(bench.batch)[0].message, Step)
 
 
 def test_what_the_worker_has_in_hand_when_a_step_fails_is_no_fault_of_its_own() -> None:
@@ -435,6 +439,22 @@ def test_what_the_worker_has_in_hand_when_a_step_fails_is_no_fault_of_its_own() 
     assert effect.message == Fault(S, 0, "shard_corruption", "NaN in row 0", BEFORE)
     assert bench.done(after, code="bad_request", text="position 8, expected 4") == []
     assert bench.core.counters == {"shard_corruption": 1}
+
+
+def test_a_step_that_was_refused_says_nothing_of_how_long_the_next_takes() -> None:
+    bench = CoreBench(MIDDLE)
+    bench.open()
+    bench.step(0, 4)
+    output = WorkOutput(S, 4 * ROW_BYTES, None, None, (), "", "")
+    bench.hear(BatchDone(bench.batch.batch, (output,), 40_000_000), bytes(4 * ROW_BYTES))
+    bench.step(4, 4)
+    refused = msgspec.structs.replace(output, size_bytes=0, code="kv_budget_exceeded")
+    bench.hear(BatchDone(bench.batch.batch, (refused,), 0))
+    bench.tell(HEAD, Rewire(S, 1, 4, wiring_of(MIDDLE)))
+    bench.step(4, 4, epoch=1)
+    assert len(bench.batches) == 1
+    bench.step(8, 4, epoch=1)
+    assert bench.batches == []
 
 
 def test_what_the_worker_has_in_hand_when_a_session_is_cut_is_void() -> None:
@@ -455,10 +475,6 @@ def test_what_the_worker_has_in_hand_when_a_session_is_cut_is_void() -> None:
     [effect] = bench.done(third)
     assert isinstance(effect.message, Step)
     assert (effect.message.position, effect.message.count) == (4, 2)
-    assert bench.core.state.queue_depth == 0
-    bench.tell(HEAD, Rewire(S, 1, 0, wiring_of(MIDDLE)))
-    bench.step(0, epoch=1)
-    assert isinstance(bench.done(bench.batch)[0].message, Step)
 
 
 def test_an_error_of_the_worker_is_this_shards_own() -> None:

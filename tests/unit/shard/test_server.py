@@ -15,12 +15,12 @@ from potluck.shard.worker_supervisor import WorkerState
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
 from potluck.wire.foreseen import ForeseenStep
-from potluck.wire.messages import Close, Fault, Stage, Step
+from potluck.wire.messages import Close, Fault, Rewire, Stage, Step
 from potluck.wire.work import BatchDone, Loaded, LoadFailed, RunBatch, SessionOpened, ToWorker, WorkOutput
 from potluck.wire.work_frames import encode
 from potluck.wire.worker_settings import WorkerSettings
 from tests.support.link_ends import run_test
-from tests.support.shard_cores import AFTER, BEFORE, HEAD, MIDDLE, SHARD, opening, session_id, settings_of
+from tests.support.shard_cores import AFTER, BEFORE, HEAD, MIDDLE, SHARD, opening, session_id, settings_of, wiring_of
 
 STAGE = Stage(0, 4, True, False)
 
@@ -173,7 +173,7 @@ def test_a_batch_that_has_left_early_is_noted_like_any_and_not_sent_again() -> N
     run_test(main())
 
 
-def test_whether_one_answer_has_the_shard_to_itself_is_told_when_its_prompt_is_done_and_when_it_ends() -> None:
+def test_whether_one_answer_has_the_shard_to_itself_is_told_while_its_prompt_is_not_being_read() -> None:
     async def main() -> None:
         server = ShardServer(
             SHARD, settings_of(STAGE), WorkerSettings(model_path="x", source="a" * 64), ForeseeingLinks(), Metrics()
@@ -184,20 +184,29 @@ def test_whether_one_answer_has_the_shard_to_itself_is_told_when_its_prompt_is_d
         server._on_worker_message(Loaded(STAGE, 1, 1, 1), b"")
         server.deliver(HEAD, opening(STAGE), b"")
         server._on_worker_message(SessionOpened(session), b"")
-        output = WorkOutput(session, 16, None, None, (), "", "")
-        for batch, position in ((1, 0), (2, 4)):  # two chunks of a prompt, with time to look in between
-            server.deliver(HEAD, Step(session, 0, position, 4, 0, None, True), bytes(16))
+        output = WorkOutput(session, 0, None, None, (), "", "")
+        batches = iter(range(1, 100))
+
+        async def compute(epoch: int, position: int, count: int) -> None:
+            """With time to look around during it and after it."""
+            server.deliver(HEAD, Step(session, epoch, position, count, 0, None, True), bytes(4 * count))
             await asyncio.sleep(0.001)
-            server._on_worker_message(BatchDone(batch, (output,), 5), bytes(16))
+            done = msgspec.structs.replace(output, size_bytes=4 * count)
+            server._on_worker_message(BatchDone(next(batches), (done,), 5), bytes(4 * count))
             await asyncio.sleep(0.001)
+
+        await compute(0, 0, 4)
+        await compute(0, 4, 4)
         assert told == [(1, False)]
-        server.deliver(HEAD, Step(session, 0, 8, 1, 0, None, True), bytes(4))
-        await asyncio.sleep(0.001)
+        await compute(0, 8, 1)
+        await compute(0, 9, 1)
         assert told == [(1, False), (1, True)]
-        server._on_worker_message(BatchDone(3, (msgspec.structs.replace(output, size_bytes=4),), 5), bytes(4))
-        await asyncio.sleep(0.001)
+        server.deliver(HEAD, Rewire(session, 1, 0, wiring_of(STAGE)), b"")
+        await compute(1, 0, 4)
+        assert told == [(1, False), (1, True), (1, False)], "it is read again, after a loss"
+        await compute(1, 4, 1)
         server.deliver(HEAD, Close(session), b"")
-        assert told == [(1, False), (1, True), (0, False)]
+        assert told == [(1, False), (1, True), (1, False), (1, True), (0, False)]
         await server.stop()
 
     run_test(main())

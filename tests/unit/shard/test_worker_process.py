@@ -26,15 +26,18 @@ class Bench:
         process: Any = SimpleNamespace(pid=7, poll=lambda: None, kill=self._count_kill, returncode=None)
         self.worker._process = process
         self.written = self.asked = b""
+        self.ended: list[str] = []
         self.is_closing = False
         transport: Any = SimpleNamespace(
             write=self._write,
             writelines=lambda parts: self._write(b"".join(parts)),
             is_closing=lambda: self.is_closing,
-            abort=lambda: None,
+            abort=lambda: self.ended.append("messages"),
         )
         self.worker.connection_made(transport)
-        pulse: Any = SimpleNamespace(write=self._ask, is_closing=lambda: False, abort=lambda: None)
+        pulse: Any = SimpleNamespace(
+            write=self._ask, is_closing=lambda: False, abort=lambda: self.ended.append("pulse")
+        )
         self.worker._pulse.connection_made(pulse)
 
     def end(self) -> None:
@@ -95,11 +98,11 @@ def test_only_one_that_is_silent_at_work_is_pinged(bench: Bench) -> None:
     bench.send(RunBatch(1, ()))
     bench.silence(0.002)
     assert bench.asked == b"", "it has just said something"
+    bench.silence(0.04)
     timer = bench.worker._ping_timer
     assert timer is not None
-    assert 0 < timer.when() - bench.worker._loop.time() <= PING_INTERVAL_S, (
-        "and is asked before it has been silent for longer"
-    )
+    silent_s = timer.when() - bench.worker.last_sign_of_life
+    assert silent_s < PING_INTERVAL_S + 0.03, "and is asked when it has been silent for so long, not later"
     bench.silence(PING_INTERVAL_S)
     assert bench.asked == b"?"
     assert bench.written == b"".join(encode(RunBatch(1, ()))), "on a stream of their own"
@@ -109,11 +112,33 @@ def test_an_answered_ping_is_a_sign_of_life_and_no_result(bench: Bench) -> None:
     bench.send(RunBatch(1, ()))
     bench.silence(PING_INTERVAL_S)
     before = bench.worker.last_sign_of_life
+    assert not bench.worker.has_spoken
     bench.worker._pulse.data_received(b"?")
     assert bench.worker.last_sign_of_life > before
+    assert bench.worker.has_spoken
     assert bench.worker.is_busy
     bench.hear(BatchDone(1, (), 0))
     assert not bench.worker.is_busy
+
+
+def test_only_pings_without_an_answer_in_a_row_end_it(bench: Bench) -> None:
+    bench.worker._most_unanswered = 2
+    bench.send(Load(STAGE))
+    bench.pings(5)
+    assert not bench.killed, "it answered each of them"
+    for _ in range(3):
+        bench.silence(PING_INTERVAL_S)
+    assert bench.killed == 1
+
+
+def test_both_streams_end_with_it() -> None:
+    async def main() -> None:
+        bench = Bench()
+        bench.worker.abandon("enough")
+        assert sorted(bench.ended) == ["messages", "pulse"]
+        bench.end()
+
+    asyncio.run(main())
 
 
 def test_every_result_gives_it_as_long_again(bench: Bench) -> None:
