@@ -3,6 +3,7 @@
 from potluck.core.sampling_params import SamplingParams
 from potluck.wire.messages import Boundary, Sampler, Stage
 from potluck.wire.work import (
+    Attend,
     BatchDone,
     CloseSession,
     FromWorker,
@@ -30,6 +31,7 @@ TO_WORKER: list[tuple[ToWorker, bytes]] = [
     (OpenSession(SESSION, STAGE, 200, (Boundary(3, "int8"),), SAMPLER), b""),
     (RunBatch(7, (WorkItem(SESSION, 4, 1, "fp32", "int8", True, 2304),)), bytes(range(256)) * 9),
     (Rehearse(WorkItem(SESSION, 5, 1, "fp32", "fp32", False, 256)), b""),
+    (Attend(0.003), b""),
     (TruncateSession(SESSION, 3, None), b""),
     (ParkSession(SESSION, 3), b""),
     (OpenSession(SESSION, STAGE, 200, (), None, SESSION[::-1], 64), b""),

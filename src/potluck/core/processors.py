@@ -1,8 +1,8 @@
-"""The machine's cores: how many are ours to use, giving one up for a moment, and keeping to one."""
+"""The machine's cores: how many are ours to use, giving one up for a moment, and keeping to some of them."""
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -33,20 +33,32 @@ def give_way_where_few() -> None:
         give_way()
 
 
+def last_core(cores: set[int]) -> set[int]:
+    """Where daemons keep to."""
+    return {max(cores)}
+
+
+def all_but_the_last(cores: set[int]) -> set[int]:
+    """Where workers keep to, out of the daemons' way."""
+    return cores - last_core(cores)
+
+
 class CoreHold:
-    """Keeps the thread that uses it, a daemon's loop, to the last of two or three cores while it is told to.
+    """Keeps the thread that uses it to some of two or three cores while it is told to: a daemon's loop to the last, a worker to the others.
 
     One answer keeps one worker at a time busy, so that a core is always free for daemons; but left to itself the scheduler puts a daemon
     now on one core and now on another, in the way of a worker that is about to begin, and away from its own warm code (docs/hop.md).
     Of several nodes on a machine all daemons keep to the same core. Where a thread may not choose its cores, nothing happens.
     """
 
-    def __init__(self, tasks: Path = Path("/proc/self/task")) -> None:
+    def __init__(
+        self, tasks: Path = Path("/proc/self/task"), chosen: Callable[[set[int]], set[int]] = last_core
+    ) -> None:
         self._ours: set[int] = set()  # what was ours before; empty: nothing is held
-        self._tasks = tasks
+        self._tasks, self._chosen = tasks, chosen
 
     def __repr__(self) -> str:
-        return f"<CoreHold {'of the last of ' + str(len(self._ours)) if self._ours else 'free'}>"
+        return f"<CoreHold {f'of {self._chosen(self._ours)}' if self._ours else 'free'}>"
 
     def cores(self) -> set[int]:
         """Those that this process may run on, held or not."""
@@ -58,7 +70,7 @@ class CoreHold:
         if not is_wanted:
             self._let_go(self._ours)
             self._ours = set()
-        elif 1 < len(cores := _own_cores()) < _FEW and _put(0, {max(cores)}):
+        elif 1 < len(cores := _own_cores()) < _FEW and _put(0, self._chosen(cores)):
             self._ours = cores
 
     @contextmanager
@@ -97,7 +109,12 @@ LOOP_CORE = CoreHold()
 """Of this process, whose event loop is one thread."""
 
 
+def own_cores() -> int:
+    """Those that this process may run on."""
+    return len(LOOP_CORE.cores())
+
+
 def usable_cores(groups: ControlGroups = OWN_GROUPS) -> int:
-    """Those that this process may run on, and no more than its control group is paid for: a container may see 64 and have two."""
-    cores = len(LOOP_CORE.cores())
+    """The same, and no more than its control group is paid for: a container may see 64 and have two."""
+    cores = own_cores()
     return min(cores, groups.cores() or cores)

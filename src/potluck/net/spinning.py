@@ -5,6 +5,8 @@ meets six such places on its way over a hop. Takes a processor's core while it l
 import asyncio
 import time
 
+from potluck.core.processors import give_way_where_few
+
 
 class Spinner:
     """`touch` it whenever something happened after which more is likely to come soon; `stay_awake` where it is known how soon."""
@@ -39,4 +41,5 @@ class Spinner:
         """A loop that has something to call looks at its sockets without waiting."""
         self._is_turning = time.monotonic() < self._until_s
         if self._is_turning:
+            give_way_where_few()  # to whoever is about to bring it, or is looking as well
             self._loop.call_soon(self._turn)

@@ -153,6 +153,8 @@ class Node:
         """With one answer on its way a daemon has its place; with a prompt or several answers it runs wherever there is room."""
         is_alone = sum(shard.session_count for shard in self.shards) == 1
         LOOP_CORE.keep_while(is_alone and any(shard.decodes_alone for shard in self.shards))
+        for shard in self.shards:
+            shard.attend(is_alone and shard.decodes_alone)
 
     def _start_housekeeping(self) -> None:
         if self._housekeeping is None:

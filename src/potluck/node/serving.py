@@ -18,7 +18,7 @@ from potluck.core.errors import (
 from potluck.core.exactness import arithmetic_of
 from potluck.core.layers import LayerRange
 from potluck.core.model_facts import ModelFacts
-from potluck.core.processors import usable_cores
+from potluck.core.processors import own_cores, usable_cores
 from potluck.core.tokenizer_spec import TokenizerSpec
 from potluck.node.machine import whole_cores
 from potluck.node.node import Node, ServedModel
@@ -37,6 +37,7 @@ from potluck.wire.messages import Stage
 from potluck.wire.worker_settings import WorkerSettings
 
 _SPIN_S, _SPINNING_CORES = 0.004, 8
+_LOOK_S = 0.003  # steps that take longer are rehearsed
 _REHEARSING_CORES, _LOOKING_CORES, _WATCHING_CORES = 2, 4, 6
 _REHEARSAL_LEAD_S = 0.0012  # two daemons and a worker are reached in about half of it
 _REHEARSAL_WATCH_S = 0.003
@@ -227,6 +228,13 @@ def rehearsal_watch_s(device: str, threads: int) -> float:
     return _REHEARSAL_WATCH_S if rehearsal_lead_s(device) and has_room else 0.0
 
 
+def look_s(device: str, threads: int) -> float:
+    """On two or three cores daemon and worker look for what comes soon, each on cores of its own: whole ones, and all of them ours."""
+    cores = own_cores()
+    is_few = _REHEARSING_CORES <= cores < _LOOKING_CORES and whole_cores() == cores
+    return _LOOK_S if device == "cpu" and is_few and threads < cores else 0.0
+
+
 def serve(node: Node, model: StoredModel, stage: Stage, settings: ServingSettings) -> ShardServer:
     """Raises WeightsMissing where a partial model does not cover the stage. Its weights are offered to peers as well."""
     model.require(stage)
@@ -237,6 +245,7 @@ def serve(node: Node, model: StoredModel, stage: Stage, settings: ServingSetting
         rehearsal_lead_s=rehearsal_lead_s(settings.device), rehearsal_shortest_s=rehearsal_shortest_s(),
         rehearsal_reaches_worker=rehearsal_reaches_worker(),
         rehearsal_watch_s=rehearsal_watch_s(settings.device, settings.threads), spin_s=spin_s(settings.device),
+        look_s=look_s(settings.device, settings.threads),
         arithmetic=arithmetic_of(settings.device, is_batch_invariant=settings.is_batch_invariant),
         vram_required_mb=vram_mb(model, stage, settings),
     )  # fmt: skip

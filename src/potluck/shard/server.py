@@ -12,6 +12,7 @@ from typing import Protocol
 
 from potluck.core.device_facts import RESERVE_BYTES
 from potluck.core.errors import DeviceUnavailable, OutOfDeviceMemory, PotluckError, ShardUnavailable
+from potluck.core.pace import Pace
 from potluck.core.remembered import AnswerSoFar
 from potluck.core.shard_health import LatencyWindow, ShardHealth
 from potluck.net.spinning import Spinner
@@ -24,7 +25,7 @@ from potluck.telemetry.metrics import Metrics
 from potluck.wire.codecs import encoded_bytes
 from potluck.wire.effects import SendTo
 from potluck.wire.messages import Close, Message, Probe, ShardInfo
-from potluck.wire.work import BatchDone, FromWorker, Loaded, LoadFailed, Rehearse, RunBatch, ToWorker
+from potluck.wire.work import Attend, BatchDone, FromWorker, Loaded, LoadFailed, Rehearse, RunBatch, ToWorker
 from potluck.wire.worker_settings import WorkerSettings
 
 __all__ = ["ShardHealth", "ShardServer", "shard_id"]
@@ -77,6 +78,8 @@ class ShardServer:
         self._is_starting = False
         self._settled = asyncio.Event()  # loaded, or known not to be
         self._spinner = Spinner(self._loop, settings.spin_s)
+        self._is_attending = False
+        self._until_step, self._until_answer = Pace(settings.look_s), Pace(settings.look_s)
         self._failure: LoadFailed | None = None
         self._vram_mb = settings.vram_required_mb
 
@@ -163,6 +166,7 @@ class ShardServer:
         self._carry_out()
         self._spinner.rest()
         if type(message) is BatchDone:
+            self._look_for(self._until_step, self._until_answer)
             if self._noting is None:
                 self._noting = self._loop.call_later(_NOTE_AFTER_S, self._note_latencies)
             return
@@ -230,6 +234,7 @@ class ShardServer:
             self._watch()
         elif type(message) is RunBatch:
             self._spinner.rest()
+            self._look_for(self._until_answer, self._until_step)
             if (wait_s := self.core.rehearsals.due_in_s()) is not None:
                 self._loop.call_later(wait_s, self._rehearse, message.batch)
 
@@ -237,6 +242,21 @@ class ShardServer:
         if self.core.rehearsals.send(batch):
             self._carry_out()
             self._watch()
+
+    def attend(self, is_alone: bool) -> None:
+        """Whether the node's only answer is being decoded here: then daemon and worker do not go to sleep for what comes soon (ADR 17)."""
+        if is_alone != self._is_attending and self.settings.look_s:
+            self._is_attending = is_alone
+            self.supervisor.send(Attend(self.settings.look_s if is_alone else 0.0))
+
+    def _look_for(self, next_one: Pace, last_one: Pace) -> None:
+        """What has been waited for has come, and the other one is what comes next."""
+        if self._is_attending:
+            now_s = time.monotonic()
+            last_one.end(now_s)
+            next_one.begin(now_s)
+            if next_one.is_soon:
+                self._spinner.stay_awake(next_one.soon_s)
 
     def _watch(self) -> None:
         """What was rehearsed is about to come."""

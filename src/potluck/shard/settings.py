@@ -35,6 +35,9 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
         0.0  # how long the daemon stays awake after a rehearsal, sent or received, for what was rehearsed
     )
     spin_s: float = 0.0  # how long the daemon stays awake for the next step; see net/spinning.py
+    look_s: float = (
+        0.0  # the same on few cores, of daemon and worker, while one answer decodes and what they wait for is so quick
+    )
 
 
 class ShardState(msgspec.Struct, frozen=True):

@@ -73,6 +73,12 @@ class Rehearse(_Work, frozen=True, tag="rehearse"):
     item: WorkItem
 
 
+class Attend(_Work, frozen=True, tag="attend"):
+    """One answer is on its way: keep off the daemons' core, and look so long for what comes next, where it is soon. 0: no more of it."""
+
+    look_s: Annotated[float, Meta(ge=0, le=1)]
+
+
 class TruncateSession(_Work, frozen=True, tag="truncate_session"):
     """Forget what is past `length`; `sampler` replaces the one given at opening (a new epoch's journal)."""
 
@@ -92,7 +98,7 @@ class CloseSession(_Work, frozen=True, tag="close_session"):
     session: SessionId
 
 
-ToWorker = Load | Unload | OpenSession | RunBatch | Rehearse | TruncateSession | ParkSession | CloseSession
+ToWorker = Load | Unload | OpenSession | RunBatch | Rehearse | Attend | TruncateSession | ParkSession | CloseSession
 
 
 # ---------------------------------------------------------------- worker to daemon
@@ -146,6 +152,7 @@ class BatchDone(_Work, frozen=True, tag="batch_done"):
 FromWorker = Loaded | LoadFailed | SessionOpened | SessionRefused | BatchDone
 
 __all__ = [
+    "Attend",
     "BatchDone",
     "CloseSession",
     "FromWorker",

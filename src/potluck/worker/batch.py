@@ -45,6 +45,7 @@ class BatchRunner:
         self._last = RunBatch(0, ())
         self._decoding = b""  # the session whose next token is likely to be next
         self.compute_s = 0.0  # of the last batch
+        self.on_core_s = 0.0  # for so much of that the thread had a core
 
     def run(self, batch: RunBatch, body: bytes) -> tuple[BatchDone, list[bytes]]:
         """The answer, and the parts of its body."""
@@ -57,10 +58,10 @@ class BatchRunner:
             except PotluckError as error:
                 refused[index] = _failed(item, error)
             offset += item.size_bytes
-        start = time.perf_counter()
+        start, start_on_core = time.perf_counter(), time.thread_time()
         for group in _groups(jobs):
             _run_group(group)
-        self.compute_s = time.perf_counter() - start
+        self.compute_s, self.on_core_s = time.perf_counter() - start, time.thread_time() - start_on_core
         self._last = batch
         self._decoding = jobs[0].item.session if len(jobs) == 1 and _is_decoding(jobs[0]) else b""
         outputs = [job.output for job in jobs if job.output is not None]

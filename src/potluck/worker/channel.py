@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from potluck.core.errors import ProtocolViolation
+from potluck.core.pace import Pace
 from potluck.core.processors import give_way
 from potluck.wire.work import FromWorker, ToWorker
 from potluck.wire.work_frames import encode, to_worker_decoder
@@ -30,6 +31,7 @@ class Channel:
 
     def __init__(self, stream: socket.socket, spin_s: float = 0.0) -> None:
         self._spin_s, self._awake_until_s = spin_s, 0.0
+        self._pace = Pace(0.0)
         self._idle_at_s = math.inf
         self._when_idle: Callable[[], object] = _do_nothing
         self._stream = stream
@@ -41,10 +43,20 @@ class Channel:
 
     def receive(self) -> tuple[ToWorker, bytes]:
         """Waits for the next message; there is always one, because the end of the stream is the end of the process."""
+        if not self._arrived:
+            self._wait()
+        return self._arrived.popleft()
+
+    def look_for(self, look_s: float) -> None:
+        """From now on the next message is looked for so long before it is slept for, unless the last one took longer. 0: no more."""
+        self._pace = Pace(look_s)
+
+    def _wait(self) -> None:
+        self._pace.begin(time.monotonic())
         while not self._arrived:
             self._spin()
             self._read()
-        return self._arrived.popleft()
+        self._pace.end(time.monotonic())
 
     def expect(self, message: ToWorker, body_bytes: int) -> None:
         """What is most likely to come next. It comes as it would without; only sooner."""
@@ -65,8 +77,8 @@ class Channel:
 
     def _spin(self) -> None:
         """Looks for a message without sleeping, where the next is likely to come soon: see net/spinning.py."""
-        if self._spin_s:
-            self.stay_awake(self._spin_s)
+        if self._spin_s or self._pace.is_soon:
+            self.stay_awake(self._spin_s or self._pace.soon_s)
         while (now_s := time.monotonic()) < self._awake_until_s and not self._is_readable():
             if now_s >= self._idle_at_s:
                 self._idle_at_s = math.inf

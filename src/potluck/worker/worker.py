@@ -74,6 +74,11 @@ class Worker:
         """After the answer to a batch: when another worker on the same device, if there is one, is likely to be computing."""
         return max(_OTHERS_BEGIN_S, self._batches.compute_s / 2)
 
+    @property
+    def times_of_batch(self) -> tuple[float, float]:
+        """How long the last one took, and for how much of that this thread had a core."""
+        return self._batches.compute_s, self._batches.on_core_s
+
     def claim_device(self) -> None:
         self._batches.claim_device()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from potluck.core.control_groups import ControlGroups
-from potluck.core.processors import LOOP_CORE, CoreHold, usable_cores
+from potluck.core.processors import LOOP_CORE, CoreHold, all_but_the_last, usable_cores
 
 
 @pytest.fixture
@@ -37,6 +37,15 @@ def test_keeps_to_the_last_core_and_lets_go_of_it(placed: dict[int, set[int]], h
     assert hold.cores() == {1, 2}
     hold.keep_while(False)
     assert placed == {0: {1, 2}, 71: {1, 2}, 72: {1, 2}}
+
+
+def test_or_to_all_others(placed: dict[int, set[int]], tmp_path: Path) -> None:
+    placed[0] = {0, 1, 2}
+    hold = CoreHold(tmp_path, all_but_the_last)
+    hold.keep_while(True)
+    assert placed == {0: {0, 1}}
+    hold.keep_while(False)
+    assert placed == {0: {0, 1, 2}}
 
 
 @pytest.mark.parametrize("cores", [{0}, {0, 1, 2, 3}, set(range(16))])

@@ -7,6 +7,7 @@ from potluck.node.machine import computing_threads, reading_bytes_per_s
 from potluck.node.serving import (
     ServingSettings,
     awake_s,
+    look_s,
     parse_stage,
     rehearsal_lead_s,
     rehearsal_reaches_worker,
@@ -54,6 +55,23 @@ def test_who_stays_awake_has_cores_to_spare(
     assert (rehearsal_lead_s(device) > 0, awake_s(device) > 0) == (rehearses, looks)
     assert (rehearsal_watch_s(device, threads) > 0, spin_s(device) > 0) == (watches, spins)
     assert (rehearsal_shortest_s() < 0.001, rehearsal_reaches_worker()) == (cores >= 4, cores >= 4)
+
+
+@pytest.mark.parametrize(
+    ("cores", "whole", "device", "threads", "looks"),
+    [
+        (2, 2, "cpu", 1, True), (3, 3, "cpu", 2, True),
+        (1, 1, "cpu", 1, False), (4, 4, "cpu", 1, False),  # too few; enough for rehearsals
+        (2, 1, "cpu", 1, False),  # two threads of one core, or a quota: whoever looks takes it from who computes
+        (2, 2, "cpu", 2, False), (2, 2, "cuda", 1, False),
+    ],
+)  # fmt: skip
+def test_on_few_cores_daemon_and_worker_look_for_what_comes_soon(
+    cores: int, whole: int, device: str, threads: int, looks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("potluck.node.serving.own_cores", lambda: cores)
+    monkeypatch.setattr("potluck.node.serving.whole_cores", lambda: whole)
+    assert (look_s(device, threads) > 0) == looks
 
 
 @pytest.mark.parametrize(

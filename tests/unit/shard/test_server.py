@@ -16,7 +16,7 @@ from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
 from potluck.wire.foreseen import ForeseenStep
 from potluck.wire.messages import Close, Fault, Rewire, Stage, Step
-from potluck.wire.work import BatchDone, Loaded, LoadFailed, RunBatch, SessionOpened, ToWorker, WorkOutput
+from potluck.wire.work import Attend, BatchDone, Loaded, LoadFailed, RunBatch, SessionOpened, ToWorker, WorkOutput
 from potluck.wire.work_frames import encode
 from potluck.wire.worker_settings import WorkerSettings
 from tests.support.link_ends import run_test
@@ -207,6 +207,40 @@ def test_whether_one_answer_has_the_shard_to_itself_is_told_while_its_prompt_is_
         await compute(1, 4, 1)
         server.deliver(HEAD, Close(session), b"")
         assert told == [(1, False), (1, True), (1, False), (1, True), (0, False)]
+        await server.stop()
+
+    run_test(main())
+
+
+@pytest.mark.parametrize(("look_s", "stays_awake"), [(60.0, True), (1e-9, False), (0.0, False)])
+def test_with_one_answer_on_its_way_what_comes_soon_is_not_slept_for(look_s: float, stays_awake: bool) -> None:
+    """Neither by the daemon nor by its worker; from the second time on, as the first tells how soon it comes."""
+
+    async def main() -> None:
+        settings = msgspec.structs.replace(settings_of(STAGE), look_s=look_s)
+        worker = WorkerSettings(model_path="x", source="a" * 64)
+        server = ShardServer(SHARD, settings, worker, ForeseeingLinks(), Metrics())
+        told: list[ToWorker] = []
+        server.supervisor.send = lambda message, *parts: told.append(message)  # type: ignore[method-assign]
+        server.on_load_changed = lambda: server.attend(server.session_count == 1 and server.decodes_alone)
+        session = session_id(1)
+        server._on_worker_message(Loaded(STAGE, 1, 1, 1), b"")
+        server.deliver(HEAD, opening(STAGE), b"")
+        server._on_worker_message(SessionOpened(session), b"")
+        output = WorkOutput(session, 4, None, None, (), "", "")
+        awake: list[bool] = []
+        for position in range(4):
+            server.deliver(HEAD, Step(session, 0, position, 1, 0, None, True), bytes(4))
+            await asyncio.sleep(0.001)
+            awake.append("turning" in repr(server._spinner))
+            server._on_worker_message(BatchDone(position + 1, (output,), 5), bytes(4))
+            await asyncio.sleep(0.001)
+            awake.append("turning" in repr(server._spinner))
+        assert [message for message in told if isinstance(message, Attend)] == ([Attend(look_s)] if look_s else [])
+        assert awake[4:] == [stays_awake] * 4
+        assert not any(awake[:2])
+        server.deliver(HEAD, Close(session), b"")
+        assert [message for message in told if isinstance(message, Attend)][1:] == ([Attend(0.0)] if look_s else [])
         await server.stop()
 
     run_test(main())

@@ -43,6 +43,44 @@ def test_an_idle_worker_that_is_awake_does_once_what_it_was_told(
     assert run.stdout == f"{calls}\n"
 
 
+LOOKING = """
+import socket, sys, threading, time
+from potluck.wire.messages import Stage
+from potluck.wire.work import Unload
+from potluck.wire.work_frames import encode
+from potluck.worker.channel import Channel
+
+look_s, *messages_after_s = map(float, sys.argv[1:])
+ours, theirs = socket.socketpair()
+channel, was_awake = Channel(ours), []
+send = lambda: theirs.sendall(b"".join(encode(Unload(Stage(0, 1, False, False)))))
+channel.look_for(look_s)
+for after_s in messages_after_s:
+    channel.call_when_idle(0.001, lambda: was_awake.append(after_s))  # called where it looks, not where it sleeps
+    threading.Timer(after_s, send).start()
+    channel.receive()
+print(*was_awake)
+"""
+
+
+@pytest.mark.parametrize(
+    ("look_s", "messages_after_s", "was_awake"),
+    [
+        (30.0, [0.03, 0.04, 0.05], [0.04, 0.05]),  # each came as soon as to be looked for the next time
+        (0.01, [0.2, 0.3, 0.4], []),  # none did
+        (0.0, [0.03, 0.04], []),
+    ],
+)
+def test_what_came_soon_is_looked_for_the_next_time(
+    look_s: float, messages_after_s: list[float], was_awake: list[float]
+) -> None:
+    arguments = [str(each) for each in (look_s, *messages_after_s)]
+    run = subprocess.run(
+        [sys.executable, "-c", LOOKING, *arguments], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert [float(each) for each in run.stdout.split()] == was_awake
+
+
 EXPECTING = """
 import socket, sys
 from potluck.wire.work import Rehearse, RunBatch, WorkItem
