@@ -2,11 +2,13 @@
 
 import functools
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from potluck.core.control_groups import OWN_GROUPS, ControlGroups
+from potluck.core.looking import Avoidance
 
 
 def _keep() -> None:
@@ -17,10 +19,48 @@ give_way = getattr(os, "sched_yield", _keep)
 """Lets whoever waits for this core have it first."""
 
 _FEW = 4
+_LONG_TURN_S = 0.001  # those of ours who wait for a core have done what they have to do in a tenth of it
+_MOST_LOST, _WINDOW_S = (
+    6,
+    0.1,
+)  # a program that computes takes every second turn, one that is over in a moment only a few
+
+
+class Crowd:
+    """Whether some program computes on the core of whoever gives way there: then he loses milliseconds each time, as he does not look like
+    somebody who has slept and may go first. He had better not give way for a while.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, give_way: Callable[[], None] = give_way) -> None:
+        self._clock, self._give_way = clock, give_way
+        self._lost_s: list[float] = []  # when turns were lost
+        self._avoidance = Avoidance(clock)
+
+    def __repr__(self) -> str:
+        return f"<Crowd {'is there' if self.is_there else f'perhaps, {len(self._lost_s)} turns were lost'}>"
+
+    @property
+    def is_there(self) -> bool:
+        return self._avoidance.is_on
+
+    def give_way(self, is_late: Callable[[], bool] = lambda: True) -> None:
+        """`is_late`: asked after a long turn, whether something has waited meanwhile; if not, nothing was lost."""
+        began_s = self._clock()
+        self._give_way()
+        ended_s = self._clock()
+        if ended_s - began_s > _LONG_TURN_S and is_late():
+            self._lost_s = [*(lost_s for lost_s in self._lost_s if ended_s - lost_s < _WINDOW_S), ended_s]
+            if len(self._lost_s) >= _MOST_LOST:
+                self._lost_s = []
+                self._avoidance.begin()
+
+
+CROWD = Crowd()
+"""On the core of this process's only thread that gives way."""
 
 
 @functools.cache
-def _are_few() -> bool:
+def are_few() -> bool:
     return usable_cores() < _FEW
 
 
@@ -29,8 +69,8 @@ def give_way_where_few() -> None:
 
     With more cores it finds another; and those who wait for this one may be looking for work of their own, without sleeping.
     """
-    if _are_few():
-        give_way()
+    if are_few() and not CROWD.is_there:
+        CROWD.give_way()
 
 
 def last_core(cores: set[int]) -> set[int]:

@@ -110,6 +110,7 @@ class Node:
             admission.keeper.on_change.append(self._on_roster)
         self.orchestrator = PipelineOrchestrator(self.id, self.links, self._send, self.metrics)
         self.orchestrator.on_ended = self._remember
+        self.orchestrator.on_load_changed = self._settle_on_cores
         self._remembered = RememberedAnswers()
         self.shards: list[ShardServer] = []
         self.transport = transport
@@ -150,11 +151,13 @@ class Node:
         return server
 
     def _settle_on_cores(self) -> None:
-        """With one answer on its way a daemon has its place; with a prompt or several answers it runs wherever there is room."""
-        is_alone = sum(shard.session_count for shard in self.shards) == 1
-        LOOP_CORE.keep_while(is_alone and any(shard.decodes_alone for shard in self.shards))
+        """With one answer on its way a daemon has its place, be it that of a head only; else it runs wherever there is room."""
+        sessions = sum(shard.session_count for shard in self.shards)
+        serves_alone = sessions == 1 and any(shard.decodes_alone for shard in self.shards)
+        heads_alone = sessions == 0 and self.orchestrator.decodes_alone
+        LOOP_CORE.keep_while(serves_alone or heads_alone)
         for shard in self.shards:
-            shard.attend(is_alone and shard.decodes_alone)
+            shard.attend(serves_alone and shard.decodes_alone)
 
     def _start_housekeeping(self) -> None:
         if self._housekeeping is None:

@@ -47,6 +47,7 @@ class PipelineOrchestrator:
         self.on_ended: Callable[[bytes, AnswerSoFar], None] = lambda key, answer: (
             None
         )  # told of answers that can be resumed
+        self.on_load_changed: Callable[[], None] = lambda: None  # told when `decodes_alone` may have changed
         self._kept = KeptPipelines()
         self.max_concurrent_pipelines = most
         self._node, self._send, self._metrics = node, send, metrics
@@ -59,6 +60,11 @@ class PipelineOrchestrator:
 
     def __repr__(self) -> str:
         return f"<PipelineOrchestrator {len(self._running)} running, {self.store!r}>"
+
+    @property
+    def decodes_alone(self) -> bool:
+        """One answer is on its way, and its prompt has been read."""
+        return len(self._running) == 1 and self._running[0].has_begun
 
     @property
     def pipelines(self) -> tuple[tuple[Placed, ...], ...]:
@@ -148,6 +154,7 @@ class PipelineOrchestrator:
         trace = self.traces.begin(running.label, request.model, time.perf_counter())
         self._watch_timings(running, trace)
         self._running.append(running)
+        self.on_load_changed()
         nodes = [placed.node for placed in running.generation.stages]
         self.store.begin_streams(nodes, request.weights_sha256)
         try:
@@ -159,7 +166,10 @@ class PipelineOrchestrator:
                 params.on_stages(running.generation.stages)
             while True:
                 frame = await running.frames.get()
+                had_begun = running.has_begun
                 running.note(frame, self._metrics)
+                if running.has_begun != had_begun:
+                    self.on_load_changed()
                 trace.frame(frame)
                 if isinstance(frame, TokenDelta):
                     running.generation.consumed(1, time.monotonic())
@@ -174,6 +184,7 @@ class PipelineOrchestrator:
             running.generation.cancel()
             self._carry_out(running)
             self._running.remove(running)
+            self.on_load_changed()
             self._heard = {session: each for session, each in self._heard.items() if each is not running}
             self.store.end_streams(nodes, request.weights_sha256)
             self._keep(running.generation, reuse_key(request, params.activation_dtype))

@@ -23,6 +23,11 @@ class Running:
         self._tokens = 0
         self._has_fallen_back = self._has_told_formed = False
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether its reader has had a token."""
+        return self._tokens > 0
+
     def drop_timer(self) -> None:
         if self.timer is not None:
             self.timer.cancel()

@@ -12,7 +12,8 @@ from typing import Protocol
 
 from potluck.core.device_facts import RESERVE_BYTES
 from potluck.core.errors import DeviceUnavailable, OutOfDeviceMemory, PotluckError, ShardUnavailable
-from potluck.core.pace import Pace
+from potluck.core.looking import Pace
+from potluck.core.processors import CROWD
 from potluck.core.remembered import AnswerSoFar
 from potluck.core.shard_health import LatencyWindow, ShardHealth
 from potluck.net.spinning import Spinner
@@ -255,7 +256,7 @@ class ShardServer:
             now_s = time.monotonic()
             last_one.end(now_s)
             next_one.begin(now_s)
-            if next_one.is_soon:
+            if next_one.is_soon and not CROWD.is_there:
                 self._spinner.stay_awake(next_one.soon_s)
 
     def _watch(self) -> None:

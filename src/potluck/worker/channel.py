@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable
 
 from potluck.core.errors import ProtocolViolation
-from potluck.core.pace import Pace
-from potluck.core.processors import give_way
+from potluck.core.looking import Pace
+from potluck.core.processors import CROWD, are_few
 from potluck.wire.work import FromWorker, ToWorker
 from potluck.wire.work_frames import encode, to_worker_decoder
 from potluck.worker.host_process import end
@@ -77,13 +77,22 @@ class Channel:
 
     def _spin(self) -> None:
         """Looks for a message without sleeping, where the next is likely to come soon: see net/spinning.py."""
-        if self._spin_s or self._pace.is_soon:
+        if self._spin_s or (self._pace.is_soon and not CROWD.is_there):
             self.stay_awake(self._spin_s or self._pace.soon_s)
         while (now_s := time.monotonic()) < self._awake_until_s and not self._is_readable():
             if now_s >= self._idle_at_s:
                 self._idle_at_s = math.inf
                 self._when_idle()
-            give_way()  # to those who are about to send it, where they want this core
+            self._give_way()  # to those who are about to send it, where they want this core
+
+    def give_way_where_few(self) -> None:
+        """To the daemon, which has just been sent something."""
+        if are_few() and not CROWD.is_there:
+            self._give_way()
+
+    def _give_way(self) -> None:
+        """Another worker may have its turn meanwhile: it is done before there is anything to do here."""
+        CROWD.give_way(self._is_readable)
 
     def _is_readable(self) -> bool:
         return bool(select.select([self._stream], [], [], 0)[0])

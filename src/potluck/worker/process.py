@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from potluck.core.core_dumps import forbid_core_dumps
-from potluck.core.processors import give_way_where_few
 from potluck.wire.work import Attend, Rehearse, RunBatch
 from potluck.wire.worker_settings import OUT_OF_MEMORY_STATUS, WorkerSettings
+from potluck.worker.attention import Attention
 from potluck.worker.channel import Channel
 from potluck.worker.host_process import die_with_parent, end, leave_interrupts_to_parent
-from potluck.worker.place import Place
 from potluck.worker.pulse import start_pulse
 
 _FAILED = 70  # exit status: a bug of ours
@@ -51,19 +50,18 @@ def serve(channel: Channel, settings: WorkerSettings) -> None:
     from potluck.worker.worker import Worker
 
     worker = Worker(settings, notice=lambda text: print(f"worker: {text}", file=sys.stderr, flush=True))
-    place = Place()
+    attention = Attention(channel)
     while not worker.is_finished:
         message, body = channel.receive()
         for answer, parts in worker.handle(message, body):
             channel.send(answer, *parts)
-        give_way_where_few()  # to the daemon; what follows can wait
+        channel.give_way_where_few()  # what follows can wait
         if isinstance(message, Rehearse):
             channel.stay_awake(settings.awake_s)
         if isinstance(message, Attend):
-            channel.look_for(message.look_s)
-            place.keep(message.look_s > 0)
+            attention.attend(message.look_s)
         if isinstance(message, RunBatch):
-            place.note(*worker.times_of_batch)
+            attention.note(*worker.times_of_batch)
         if isinstance(message, RunBatch) and not channel.has_more:
             if (next_batch := worker.look_ahead()) is not None:
                 channel.expect(next_batch, sum(item.size_bytes for item in next_batch.items))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from potluck.core.control_groups import ControlGroups
-from potluck.core.processors import LOOP_CORE, CoreHold, all_but_the_last, usable_cores
+from potluck.core.processors import LOOP_CORE, CoreHold, Crowd, all_but_the_last, usable_cores
 
 
 @pytest.fixture
@@ -152,3 +152,56 @@ def _caught(work: Callable[[], None], errors: list[BaseException]) -> Callable[[
             errors.append(error)
 
     return run
+
+
+class Turns:
+    """A clock, and a core that is given back after `long_s`."""
+
+    def __init__(self) -> None:
+        self.now_s, self.long_s = 10.0, 0.0
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def give_way(self) -> None:
+        self.now_s += self.long_s
+
+
+def test_who_gives_way_to_a_program_that_computes_soon_stops_it_for_a_while() -> None:
+    turns = Turns()
+    crowd = Crowd(turns.clock, turns.give_way)
+    turns.long_s = 0.0001
+    for _ in range(1000):
+        crowd.give_way()
+    assert not crowd.is_there
+    turns.long_s = 0.004
+    for _ in range(5):
+        crowd.give_way()
+    assert not crowd.is_there
+    crowd.give_way()
+    assert crowd.is_there
+    turns.now_s += 0.6
+    assert not crowd.is_there
+    for _ in range(6):
+        crowd.give_way()
+    turns.now_s += 0.9
+    assert crowd.is_there
+
+
+def test_what_is_over_in_a_moment_is_no_crowd() -> None:
+    turns = Turns()
+    crowd = Crowd(turns.clock, turns.give_way)
+    turns.long_s = 0.01
+    for _ in range(50):
+        crowd.give_way()
+        turns.now_s += 0.02
+    assert not crowd.is_there
+
+
+def test_a_long_turn_in_which_nothing_came_is_no_loss() -> None:
+    turns = Turns()
+    crowd = Crowd(turns.clock, turns.give_way)
+    turns.long_s = 0.002
+    for _ in range(100):
+        crowd.give_way(lambda: False)
+    assert not crowd.is_there
