@@ -215,8 +215,8 @@ def test_activations_go_in_and_come_out_of_a_shard_in_the_same_process(models_ho
     assert (left, callers) == ([0, 0], "{}")
 
 
-def test_rehearsals_reach_the_worker_and_change_no_token(models_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Machines with two cores have none of themselves for steps that are so short."""
+def test_rehearsals_and_looking_change_no_token(models_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines with two cores have none of the former of themselves for steps that are so short, those with more none of the latter."""
     taken: list[int] = []
     take = Rehearsals.take
 
@@ -247,6 +247,7 @@ def test_rehearsals_reach_the_worker_and_change_no_token(models_home: Path, monk
     monkeypatch.setattr("potluck.node.serving.rehearsal_shortest_s", lambda: 0.0)
     monkeypatch.setattr("potluck.node.serving.rehearsal_watch_s", lambda device, threads: 0.0)
     monkeypatch.setattr("potluck.node.serving.rehearsal_lead_s", lambda device: 0.0)
+    monkeypatch.setattr("potluck.node.serving.look_s", lambda device, threads: 0.0)
     without = run(ask())
     assert not taken
     assert not watched
@@ -258,6 +259,11 @@ def test_rehearsals_reach_the_worker_and_change_no_token(models_home: Path, monk
         assert taken
         assert not watched
     monkeypatch.setattr("potluck.node.serving.rehearsal_watch_s", lambda device, threads: 0.003)
+    assert run(ask()) == without
+    assert len(watched) == 2
+    watched.clear()
+    monkeypatch.setattr("potluck.node.serving.rehearsal_lead_s", lambda device: 0.0)
+    monkeypatch.setattr("potluck.node.serving.look_s", lambda device, threads: 0.1)  # however slow the machine is
     assert run(ask()) == without
     assert len(watched) == 2
 
