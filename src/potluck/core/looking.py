@@ -29,7 +29,7 @@ class Pace:
     def end(self, now_s: float) -> None:
         """It has come. Nothing where nobody waited."""
         if self._since_s is not None:
-            self.is_soon = now_s - self._since_s <= self.soon_s
+            self.is_soon = 0 < self.soon_s >= now_s - self._since_s
             self._since_s = None
 
 

@@ -19,20 +19,23 @@ give_way = getattr(os, "sched_yield", _keep)
 """Lets whoever waits for this core have it first."""
 
 _FEW = 4
-_LONG_TURN_S = 0.001  # those of ours who wait for a core have done what they have to do in a tenth of it
-_MOST_LOST, _WINDOW_S = (
-    6,
-    0.1,
-)  # a program that computes takes every second turn, one that is over in a moment only a few
+_LONG_TURN_S = 0.001  # daemons have done what they have to do in a tenth of it
+_MOST_LOST = (
+    6  # in the window: a program that computes takes every second turn, one that is over in a moment only a few
+)
+_WINDOW_S = 0.1
 
 
 class Crowd:
     """Whether some program computes on the core of whoever gives way there: then he loses milliseconds each time, as he does not look like
     somebody who has slept and may go first. He had better not give way for a while.
+
+    `is_heeded`: to be set while nobody of our own computes on that core, or it would be taken for somebody else.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, give_way: Callable[[], None] = give_way) -> None:
         self._clock, self._give_way = clock, give_way
+        self.is_heeded = False
         self._lost_s: list[float] = []  # when turns were lost
         self._avoidance = Avoidance(clock)
 
@@ -41,10 +44,13 @@ class Crowd:
 
     @property
     def is_there(self) -> bool:
-        return self._avoidance.is_on
+        return self.is_heeded and self._avoidance.is_on
 
     def give_way(self, is_late: Callable[[], bool] = lambda: True) -> None:
         """`is_late`: asked after a long turn, whether something has waited meanwhile; if not, nothing was lost."""
+        if not self.is_heeded:
+            self._give_way()
+            return
         began_s = self._clock()
         self._give_way()
         ended_s = self._clock()
@@ -104,14 +110,14 @@ class CoreHold:
         """Those that this process may run on, held or not."""
         return self._ours or _own_cores()
 
-    def keep_while(self, is_wanted: bool) -> None:
-        if is_wanted == bool(self._ours):
-            return
-        if not is_wanted:
+    def keep_while(self, is_wanted: bool) -> bool:
+        """Whether it is held now."""
+        if self._ours and not is_wanted:
             self._let_go(self._ours)
             self._ours = set()
-        elif 1 < len(cores := _own_cores()) < _FEW and _put(0, self._chosen(cores)):
+        elif is_wanted and not self._ours and 1 < len(cores := _own_cores()) < _FEW and _put(0, self._chosen(cores)):
             self._ours = cores
+        return bool(self._ours)
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -155,6 +161,6 @@ def own_cores() -> int:
 
 
 def usable_cores(groups: ControlGroups = OWN_GROUPS) -> int:
-    """The same, and no more than its control group is paid for: a container may see 64 and have two."""
+    """Those that this process may run on, and no more than its control group is paid for: a container may see 64 and have two."""
     cores = own_cores()
     return min(cores, groups.cores() or cores)

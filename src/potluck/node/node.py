@@ -20,7 +20,7 @@ from potluck.core.errors import (
     ResumeImpossible,
     ShardUnavailable,
 )
-from potluck.core.processors import LOOP_CORE
+from potluck.core.processors import CROWD, LOOP_CORE
 from potluck.core.remembered import (
     Accounts,
     AnswerSoFar,
@@ -155,9 +155,10 @@ class Node:
         sessions = sum(shard.session_count for shard in self.shards)
         serves_alone = sessions == 1 and any(shard.decodes_alone for shard in self.shards)
         heads_alone = sessions == 0 and self.orchestrator.decodes_alone
-        LOOP_CORE.keep_while(serves_alone or heads_alone)
+        is_held = LOOP_CORE.keep_while(serves_alone or heads_alone)
         for shard in self.shards:
-            shard.attend(serves_alone and shard.decodes_alone)
+            shard.attend(is_held and serves_alone and shard.decodes_alone)
+        CROWD.is_heeded = is_held and (heads_alone or any(shard.is_attending for shard in self.shards))
 
     def _start_housekeeping(self) -> None:
         if self._housekeeping is None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from potluck.core.control_groups import OWN_GROUPS
 from potluck.core.errors import (
     BadRequest,
     ModelNotFound,
@@ -229,10 +230,12 @@ def rehearsal_watch_s(device: str, threads: int) -> float:
 
 
 def look_s(device: str, threads: int) -> float:
-    """On two or three cores daemon and worker look for what comes soon, each on cores of its own: whole ones, and all of them ours."""
-    cores = own_cores()
-    is_few = _REHEARSING_CORES <= cores < _LOOKING_CORES and whole_cores() == cores
-    return _LOOK_S if device == "cpu" and is_few and threads < cores else 0.0
+    """On two or three cores daemon and worker look for what comes soon, each on cores of its own: whole ones, whose time is not rationed.
+
+    Not with several threads: one that helps may run anywhere, also where daemons look.
+    """
+    has_cores = 2 <= own_cores() < _LOOKING_CORES and whole_cores() == own_cores() and OWN_GROUPS.cores() is None
+    return _LOOK_S if device == "cpu" and threads == 1 and has_cores else 0.0
 
 
 def serve(node: Node, model: StoredModel, stage: Stage, settings: ServingSettings) -> ShardServer:

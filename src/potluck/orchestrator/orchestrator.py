@@ -63,7 +63,7 @@ class PipelineOrchestrator:
 
     @property
     def decodes_alone(self) -> bool:
-        """One answer is on its way, and its prompt has been read."""
+        """There is one answer, and it has begun."""
         return len(self._running) == 1 and self._running[0].has_begun
 
     @property

@@ -34,7 +34,7 @@ class Running:
             self.timer = None
 
     def note(self, frame: StreamFrame, metrics: Metrics) -> None:
-        """Counts what a frame tells; nothing of its content."""
+        """Counts what a frame tells; nothing of its content. Afterwards it may have begun."""
         now = time.monotonic()
         if self.generation.formed_s is not None and not self._has_told_formed:
             self._has_told_formed = True

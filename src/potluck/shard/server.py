@@ -79,7 +79,7 @@ class ShardServer:
         self._is_starting = False
         self._settled = asyncio.Event()  # loaded, or known not to be
         self._spinner = Spinner(self._loop, settings.spin_s)
-        self._is_attending = False
+        self.is_attending = False  # daemon and worker do not go to sleep for what comes soon (ADR 17)
         self._until_step, self._until_answer = Pace(settings.look_s), Pace(settings.look_s)
         self._failure: LoadFailed | None = None
         self._vram_mb = settings.vram_required_mb
@@ -162,12 +162,14 @@ class ShardServer:
     def _on_worker_message(self, message: FromWorker, body: bytes) -> None:
         now_s = time.monotonic()
         if type(message) is BatchDone:
+            self._until_answer.end(now_s)
             self._ahead.on_answer(message, body, now_s)
         self.core.on_worker_message(message, body, now_s)
         self._carry_out()
         self._spinner.rest()
         if type(message) is BatchDone:
-            self._look_for(self._until_step, self._until_answer)
+            if self.core.is_decoding is None:
+                self._look_for(self._until_step)
             if self._noting is None:
                 self._noting = self._loop.call_later(_NOTE_AFTER_S, self._note_latencies)
             return
@@ -235,7 +237,8 @@ class ShardServer:
             self._watch()
         elif type(message) is RunBatch:
             self._spinner.rest()
-            self._look_for(self._until_answer, self._until_step)
+            self._until_step.end(time.monotonic())
+            self._look_for(self._until_answer)
             if (wait_s := self.core.rehearsals.due_in_s()) is not None:
                 self._loop.call_later(wait_s, self._rehearse, message.batch)
 
@@ -244,20 +247,17 @@ class ShardServer:
             self._carry_out()
             self._watch()
 
-    def attend(self, is_alone: bool) -> None:
-        """Whether the node's only answer is being decoded here: then daemon and worker do not go to sleep for what comes soon (ADR 17)."""
-        if is_alone != self._is_attending and self.settings.look_s:
-            self._is_attending = is_alone
-            self.supervisor.send(Attend(self.settings.look_s if is_alone else 0.0))
+    def attend(self, is_wanted: bool) -> None:
+        """To be wanted while the node's only answer is being decoded here."""
+        if is_wanted != self.is_attending and self.settings.look_s:
+            self.is_attending = is_wanted
+            self.supervisor.send(Attend(self.settings.look_s if is_wanted else 0.0))
 
-    def _look_for(self, next_one: Pace, last_one: Pace) -> None:
-        """What has been waited for has come, and the other one is what comes next."""
-        if self._is_attending:
-            now_s = time.monotonic()
-            last_one.end(now_s)
-            next_one.begin(now_s)
-            if next_one.is_soon and not CROWD.is_there:
-                self._spinner.stay_awake(next_one.soon_s)
+    def _look_for(self, awaited: Pace) -> None:
+        if self.is_attending:
+            awaited.begin(time.monotonic())
+            if awaited.is_soon and not CROWD.is_there:
+                self._spinner.stay_awake(awaited.soon_s)
 
     def _watch(self) -> None:
         """What was rehearsed is about to come."""

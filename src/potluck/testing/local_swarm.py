@@ -17,6 +17,7 @@ from types import TracebackType
 import msgspec
 
 from potluck.core.errors import NodeFailed, PotluckError
+from potluck.core.processors import LOOP_CORE
 
 _START_TIMEOUT_S = 180.0
 _LAST_WORDS = 8  # lines of a log that an error quotes
@@ -57,15 +58,16 @@ class LocalProcess:
         self, arguments: Sequence[str], folder: Path, name: str, home: Path | None, cache: Path | None = None
     ) -> None:
         self._log = (folder / f"{name}.log").open("ab")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "potluck.cli.main", "up", *arguments, "--json"],
-            stdout=subprocess.PIPE, stderr=self._log, stdin=subprocess.DEVNULL,
-            env={
-                **os.environ, "POTLUCK_KEY": str(folder / f"{name}.key"),
-                **({"POTLUCK_HOME": str(home)} if home is not None else {}),
-                **({"POTLUCK_CACHE": str(cache)} if cache is not None else {}),
-            },
-        )  # fmt: skip
+        with LOOP_CORE.suspended():  # a head may be starting it
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "potluck.cli.main", "up", *arguments, "--json"],
+                stdout=subprocess.PIPE, stderr=self._log, stdin=subprocess.DEVNULL,
+                env={
+                    **os.environ, "POTLUCK_KEY": str(folder / f"{name}.key"),
+                    **({"POTLUCK_HOME": str(home)} if home is not None else {}),
+                    **({"POTLUCK_CACHE": str(cache)} if cache is not None else {}),
+                },
+            )  # fmt: skip
         self.announcement: Announcement | None = None
 
     @property

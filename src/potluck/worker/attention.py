@@ -1,9 +1,8 @@
 """While one answer is on its way the computing thread keeps off the core that daemons keep to, and looks for what comes (ADR 17).
 
-Both or neither: whoever is woken while a worker looks is put beside the daemons, unless he keeps off that core as well.
+It looks only where it keeps off: whoever is woken while a worker looks is put beside the daemons, unless he keeps off that core as well.
 """
 
-from collections.abc import Callable
 from typing import Protocol
 
 from potluck.core.looking import Avoidance
@@ -25,11 +24,9 @@ class Attention:
     machine, say, with an answer of its own.
     """
 
-    def __init__(
-        self, channel: Looking, hold: CoreHold | None = None, avoidance: Callable[[], Avoidance] = Avoidance
-    ) -> None:
+    def __init__(self, channel: Looking, hold: CoreHold | None = None, avoidance: Avoidance | None = None) -> None:
         self._channel, self._hold = channel, hold or CoreHold(chosen=all_but_the_last)
-        self._avoidance = avoidance()
+        self._avoidance = avoidance or Avoidance()
         self._look_s = 0.0
         self._is_paid = False
         self._took_s = self._computed_s = 0.0
@@ -53,13 +50,14 @@ class Attention:
         self._took_s += took_s
         self._computed_s += computed_s
         if self._took_s > _WINDOW_S:
-            if self._took_s > _MOST * self._computed_s:
+            is_crowded = self._took_s > _MOST * self._computed_s
+            self._took_s = self._computed_s = 0.0
+            if is_crowded:
                 self._avoidance.begin()
                 self._pay(False)
-            self._took_s = self._computed_s = 0.0
 
     def _pay(self, is_wanted: bool) -> None:
         self._took_s = self._computed_s = 0.0
         self._is_paid = is_wanted
-        self._hold.keep_while(is_wanted)
-        self._channel.look_for(self._look_s if is_wanted else 0.0)
+        is_held = self._hold.keep_while(is_wanted)
+        self._channel.look_for(self._look_s if is_held else 0.0)

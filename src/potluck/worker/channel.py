@@ -50,6 +50,7 @@ class Channel:
     def look_for(self, look_s: float) -> None:
         """From now on the next message is looked for so long before it is slept for, unless the last one took longer. 0: no more."""
         self._pace = Pace(look_s)
+        CROWD.is_heeded = look_s > 0
 
     def _wait(self) -> None:
         self._pace.begin(time.monotonic())

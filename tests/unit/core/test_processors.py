@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from potluck.core.control_groups import ControlGroups
-from potluck.core.processors import LOOP_CORE, CoreHold, Crowd, all_but_the_last, usable_cores
+from potluck.core.processors import (
+    LOOP_CORE,
+    CoreHold,
+    Crowd,
+    all_but_the_last,
+    are_few,
+    give_way_where_few,
+    usable_cores,
+)
 
 
 @pytest.fixture
@@ -170,6 +178,7 @@ class Turns:
 def test_who_gives_way_to_a_program_that_computes_soon_stops_it_for_a_while() -> None:
     turns = Turns()
     crowd = Crowd(turns.clock, turns.give_way)
+    crowd.is_heeded = True
     turns.long_s = 0.0001
     for _ in range(1000):
         crowd.give_way()
@@ -191,6 +200,7 @@ def test_who_gives_way_to_a_program_that_computes_soon_stops_it_for_a_while() ->
 def test_what_is_over_in_a_moment_is_no_crowd() -> None:
     turns = Turns()
     crowd = Crowd(turns.clock, turns.give_way)
+    crowd.is_heeded = True
     turns.long_s = 0.01
     for _ in range(50):
         crowd.give_way()
@@ -201,7 +211,41 @@ def test_what_is_over_in_a_moment_is_no_crowd() -> None:
 def test_a_long_turn_in_which_nothing_came_is_no_loss() -> None:
     turns = Turns()
     crowd = Crowd(turns.clock, turns.give_way)
+    crowd.is_heeded = True
     turns.long_s = 0.002
     for _ in range(100):
         crowd.give_way(lambda: False)
     assert not crowd.is_there
+
+
+def test_while_somebody_of_our_own_may_compute_there_no_turn_counts() -> None:
+    turns = Turns()
+    crowd = Crowd(turns.clock, turns.give_way)
+    turns.long_s = 0.004
+    for _ in range(100):
+        crowd.give_way()
+    crowd.is_heeded = True
+    assert not crowd.is_there
+    for _ in range(6):
+        crowd.give_way()
+    assert crowd.is_there
+    crowd.is_heeded = False
+    assert not crowd.is_there
+
+
+@pytest.mark.parametrize(("cores", "is_crowded", "gives"), [(2, False, 1), (2, True, 0), (4, False, 0)])
+def test_where_cores_are_few_and_nobody_else_wants_this_one_it_is_given_up(
+    cores: int, is_crowded: bool, gives: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = Turns()
+    given: list[int] = []
+    crowd = Crowd(turns.clock, lambda: given.append(1))
+    if is_crowded:
+        crowd.is_heeded = True
+        crowd._avoidance.begin()
+    monkeypatch.setattr("potluck.core.processors.CROWD", crowd)
+    monkeypatch.setattr("potluck.core.processors.usable_cores", lambda: cores)
+    are_few.cache_clear()
+    give_way_where_few()
+    are_few.cache_clear()
+    assert len(given) == gives

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from potluck.net.spinning import Spinner
 
 
@@ -32,6 +34,20 @@ def test_it_turns_from_the_first_touch_until_it_is_stopped() -> None:
     assert loop.calls == []
     spinner.touch()
     assert len(loop.calls) == 1
+
+
+def test_who_turns_gives_way_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    monkeypatch.setattr("potluck.net.spinning.give_way_where_few", lambda: given.append(1))
+    loop = KeptCalls()
+    spinner = Spinner(loop, 3600.0)  # type: ignore[arg-type]
+    spinner.touch()
+    loop.turn()
+    loop.turn()
+    assert len(given) == 2
+    spinner.stop()
+    loop.turn()
+    assert len(given) == 2
 
 
 def test_without_a_time_it_does_nothing() -> None:

@@ -60,7 +60,7 @@ def test_who_stays_awake_has_cores_to_spare(
 @pytest.mark.parametrize(
     ("cores", "whole", "device", "threads", "looks"),
     [
-        (2, 2, "cpu", 1, True), (3, 3, "cpu", 2, True),
+        (2, 2, "cpu", 1, True), (3, 3, "cpu", 1, True), (3, 3, "cpu", 2, False),
         (1, 1, "cpu", 1, False), (4, 4, "cpu", 1, False),  # too few; enough for rehearsals
         (2, 1, "cpu", 1, False),  # two threads of one core, or a quota: whoever looks takes it from who computes
         (2, 2, "cpu", 2, False), (2, 2, "cuda", 1, False),

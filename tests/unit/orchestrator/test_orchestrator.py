@@ -237,6 +237,29 @@ def test_results_of_several_generations_reach_each_its_own() -> None:
     run(two())
 
 
+def test_whether_there_is_one_answer_that_has_begun_is_told_when_it_may_have_changed() -> None:
+    async def ask() -> None:
+        board = Switchboard()
+        told: list[bool] = []
+        board.orchestrator.on_load_changed = lambda: told.append(board.orchestrator.decodes_alone)
+        async with chatting(board) as (task, one):
+            assert told == [False]
+            for position in (2, 3):
+                board.orchestrator.on_message(SHARD, one, Result(one, 0, position, 5))
+                await soon()
+            assert told == [False, True]
+            async with chatting(board) as (other, _):
+                assert told == [False, True, False], "a second one"
+                other.cancel()
+                await asyncio.gather(other, return_exceptions=True)
+                assert told == [False, True, False, True], "which is gone"
+            board.orchestrator.on_message(SHARD, one, Result(one, 0, 4, 5))
+            await task
+        assert told == [False, True, False, True, False]
+
+    run(ask())
+
+
 def value_of(board: Switchboard, name: str) -> float:
     """A sample of the head's metrics page."""
     value = board.metrics.registry.get_sample_value(f"distributed_inference_{name}")

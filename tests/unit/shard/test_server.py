@@ -15,7 +15,7 @@ from potluck.shard.worker_supervisor import WorkerState
 from potluck.telemetry.metrics import Metrics
 from potluck.wire.effects import SendTo
 from potluck.wire.foreseen import ForeseenStep
-from potluck.wire.messages import Close, Fault, Rewire, Stage, Step
+from potluck.wire.messages import Close, Credit, Fault, Rewire, Stage, Step
 from potluck.wire.work import Attend, BatchDone, Loaded, LoadFailed, RunBatch, SessionOpened, ToWorker, WorkOutput
 from potluck.wire.work_frames import encode
 from potluck.wire.worker_settings import WorkerSettings
@@ -213,7 +213,9 @@ def test_whether_one_answer_has_the_shard_to_itself_is_told_while_its_prompt_is_
 
 
 @pytest.mark.parametrize(("look_s", "stays_awake"), [(60.0, True), (1e-9, False), (0.0, False)])
-def test_with_one_answer_on_its_way_what_comes_soon_is_not_slept_for(look_s: float, stays_awake: bool) -> None:
+def test_with_one_answer_on_its_way_what_comes_soon_is_not_slept_for(
+    look_s: float, stays_awake: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither by the daemon nor by its worker; from the second time on, as the first tells how soon it comes."""
 
     async def main() -> None:
@@ -229,6 +231,9 @@ def test_with_one_answer_on_its_way_what_comes_soon_is_not_slept_for(look_s: flo
         server._on_worker_message(SessionOpened(session), b"")
         output = WorkOutput(session, 4, None, None, (), "", "")
         awake: list[bool] = []
+        asked_s: list[float] = []
+        stay_awake = server._spinner.stay_awake
+        server._spinner.stay_awake = lambda seconds: (asked_s.append(seconds), stay_awake(seconds))[1]  # type: ignore[method-assign]
         for position in range(4):
             server.deliver(HEAD, Step(session, 0, position, 1, 0, None, True), bytes(4))
             await asyncio.sleep(0.001)
@@ -238,9 +243,39 @@ def test_with_one_answer_on_its_way_what_comes_soon_is_not_slept_for(look_s: flo
             awake.append("turning" in repr(server._spinner))
         assert [message for message in told if isinstance(message, Attend)] == ([Attend(look_s)] if look_s else [])
         assert awake[4:] == [stays_awake] * 4
+        assert set(asked_s) == ({look_s} if stays_awake else set())
+        monkeypatch.setattr("potluck.shard.server.CROWD", SimpleNamespace(is_there=True))
+        asked_s.clear()
+        server.deliver(HEAD, Step(session, 0, 4, 1, 0, None, True), bytes(4))
+        server._on_worker_message(BatchDone(5, (output,), 5), bytes(4))
+        assert asked_s == [], "somebody else wants the core"
         assert not any(awake[:2])
         server.deliver(HEAD, Close(session), b"")
         assert [message for message in told if isinstance(message, Attend)][1:] == ([Attend(0.0)] if look_s else [])
+        await server.stop()
+
+    run_test(main())
+
+
+def test_a_shard_that_is_its_own_next_does_not_look_for_what_it_has_sent_itself() -> None:
+    """Its next step is with the worker before the answer to the last one has been dealt with."""
+
+    async def main() -> None:
+        whole = Stage(0, 6, True, True)
+        settings = msgspec.structs.replace(settings_of(whole), look_s=60.0)
+        server = ShardServer(SHARD, settings, WorkerSettings(model_path="x", source="a" * 64), NoLinks(), Metrics())
+        server.supervisor.send = lambda message, *parts: None  # type: ignore[method-assign]
+        session = session_id(1)
+        server._on_worker_message(Loaded(whole, 1, 1, 1), b"")
+        server.deliver(HEAD, opening(whole, wiring=wiring_of(whole, ring=True, stages=1)), b"")
+        server._on_worker_message(SessionOpened(session), b"")
+        server.deliver(HEAD, Credit(session, 0, 9), b"")
+        server.deliver(HEAD, Step(session, 0, 0, 1, 0, None, True), bytes(4))
+        server.attend(True)
+        server._on_worker_message(BatchDone(1, (WorkOutput(session, 0, 7, None, (), "", ""),), 5), b"")
+        assert list(server.core._batches.running) == [2]
+        assert "waiting" in repr(server._until_answer)
+        assert "waiting" not in repr(server._until_step)
         await server.stop()
 
     run_test(main())

@@ -18,7 +18,7 @@ class Bench:
         self.now_s = 100.0
         self.looks_s = 0.0
         self._cores = cores
-        self.attention = Attention(self, hold, lambda: Avoidance(lambda: self.now_s))
+        self.attention = Attention(self, hold, Avoidance(lambda: self.now_s))
 
     def look_for(self, look_s: float) -> None:
         self.looks_s = look_s

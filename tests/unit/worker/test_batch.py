@@ -1,5 +1,6 @@
 """Which engine is told that a step is likely to come. On an engine that only listens."""
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -87,3 +88,14 @@ def test_after_a_prompt_that_chooses_the_session_is_expected_and_no_batch(engine
     batches._decoding = b"a"
     assert batches.look_ahead() is None
     assert engine.heard == ["expect 7"]
+
+
+def test_it_is_known_for_how_much_of_a_batch_the_thread_had_a_core(
+    engine: ListeningEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, own_clock = iter([10.0, 10.5]), iter([3.0, 3.2])
+    times = SimpleNamespace(perf_counter=lambda: next(clock), thread_time=lambda: next(own_clock))
+    monkeypatch.setattr("potluck.worker.batch.time", times)
+    batches = BatchRunner({b"a": session_on(engine, 7)}, 1e6)
+    batches.run(RunBatch(1, (item(b"a", 1),)), bytes(4))
+    assert (batches.compute_s, batches.on_core_s) == pytest.approx((0.5, 0.2))

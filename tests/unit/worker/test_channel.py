@@ -45,16 +45,19 @@ def test_an_idle_worker_that_is_awake_does_once_what_it_was_told(
 
 LOOKING = """
 import socket, sys, threading, time
+from potluck.core.processors import CROWD
 from potluck.wire.messages import Stage
 from potluck.wire.work import Unload
 from potluck.wire.work_frames import encode
 from potluck.worker.channel import Channel
 
-look_s, *messages_after_s = map(float, sys.argv[1:])
+is_crowded, look_s, *messages_after_s = map(float, sys.argv[1:])
 ours, theirs = socket.socketpair()
 channel, was_awake = Channel(ours), []
 send = lambda: theirs.sendall(b"".join(encode(Unload(Stage(0, 1, False, False)))))
 channel.look_for(look_s)
+if is_crowded:
+    CROWD._avoidance.begin()
 for after_s in messages_after_s:
     channel.call_when_idle(0.001, lambda: was_awake.append(after_s))  # called where it looks, not where it sleeps
     threading.Timer(after_s, send).start()
@@ -64,17 +67,18 @@ print(*was_awake)
 
 
 @pytest.mark.parametrize(
-    ("look_s", "messages_after_s", "was_awake"),
+    ("is_crowded", "look_s", "messages_after_s", "was_awake"),
     [
-        (30.0, [0.03, 0.04, 0.05], [0.04, 0.05]),  # each came as soon as to be looked for the next time
-        (0.01, [0.2, 0.3, 0.4], []),  # none did
-        (0.0, [0.03, 0.04], []),
+        (0, 30.0, [0.03, 0.04, 0.05], [0.04, 0.05]),  # each came as soon as to be looked for the next time
+        (0, 0.01, [0.2, 0.3, 0.4], []),  # none did
+        (0, 0.0, [0.03, 0.04], []),
+        (1, 30.0, [0.03, 0.04, 0.05], []),  # somebody else wants the core
     ],
 )
 def test_what_came_soon_is_looked_for_the_next_time(
-    look_s: float, messages_after_s: list[float], was_awake: list[float]
+    is_crowded: int, look_s: float, messages_after_s: list[float], was_awake: list[float]
 ) -> None:
-    arguments = [str(each) for each in (look_s, *messages_after_s)]
+    arguments = [str(each) for each in (is_crowded, look_s, *messages_after_s)]
     run = subprocess.run(
         [sys.executable, "-c", LOOKING, *arguments], capture_output=True, text=True, timeout=60, check=True
     )
