@@ -44,7 +44,7 @@ def _quantise_rows(words: npt.NDArray[np.int64], count: int) -> None:
 def activations_of(x: Floats, *, is_quantised: bool) -> Activations:
     """Rows as a product reads them, rounded to int8 by the real kernel where asked."""
     activations = Activations(len(x), x.shape[1], is_quantised=is_quantised)
-    activations.values[:, : x.shape[1]] = x
+    activations.values[: len(x), : x.shape[1]] = x
     if is_quantised:
         _quantise_rows(activations.words, len(x))
     return activations
@@ -69,4 +69,4 @@ def multiply(tensor: PackedTensor, x: Floats, processor: str, chunks: int = 1) -
     add_matmul(program, library_for(processor), tensor, source, target)
     program.seal()
     run_program(program, len(x), chunks)
-    return target.values[:, : tensor.rows].copy()
+    return target.values[: len(x), : tensor.rows].copy()

@@ -10,11 +10,12 @@ from potluck.core.errors import PotluckError
 from potluck.core.model_facts import ModelFacts, Rotary
 from potluck.engine.kernels import attention as at
 from potluck.engine.kernels.library import KernelLibrary
+from potluck.engine.kernels.processor import LARGEST_TILE
 from potluck.engine.kernels.processor import ROWS as GROUP_ROWS
 from potluck.engine.kernels.schedule import BY_GROUPS, BY_ROWS, BY_TASKS, BY_TILES, MAX_CHUNKS
 from potluck.engine.kv_cache import KvShape
 from potluck.engine.packed_cache import PackedTensor
-from potluck.engine.program import Activations, Floats, Program, Words, aligned_floats, float_bits
+from potluck.engine.program import Activations, Floats, Program, Words, aligned_floats, float_bits, padded_to
 from potluck.engine.rotary import RotaryTable
 from potluck.engine.shard_weights import LayerWeights, ShardWeights
 
@@ -27,16 +28,12 @@ def _address(vector: Floats | None) -> int:
     return 0 if vector is None else int(vector.ctypes.data)
 
 
-def _padded_rows(count: int) -> int:
-    return -(-count // GROUP_ROWS) * GROUP_ROWS
-
-
 class _Product:
-    """Output rows of one product: `stride` floats per row, padded to whole groups."""
+    """Output rows of one product, in whole tiles: `stride` floats per row, padded to whole groups."""
 
     def __init__(self, max_rows: int, width: int) -> None:
-        self.stride = _padded_rows(width)
-        self.values = aligned_floats(max_rows, self.stride)
+        self.stride = padded_to(GROUP_ROWS, width)
+        self.values = aligned_floats(padded_to(LARGEST_TILE, max_rows), self.stride)
 
     def address(self, column: int = 0) -> int:
         return int(self.values.ctypes.data) + 4 * column

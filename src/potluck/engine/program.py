@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from potluck.engine.kernels.layout import BLOCK
+from potluck.engine.kernels.processor import LARGEST_TILE
 from potluck.engine.kernels.rows import ROWS_WORDS
 from potluck.engine.kernels.schedule import OPERATION_WORDS, SYNC_WORDS
 
@@ -25,11 +26,16 @@ def aligned_floats(*shape: int) -> Floats:
     return raw[skip : skip + count].reshape(shape)
 
 
+def padded_to(multiple: int, count: int) -> int:
+    return -(-count // multiple) * multiple
+
+
 class Activations:
-    """Rows that a product reads: float32 and, where some consumer is quantised, int8 with scales and sums."""
+    """Rows that a product reads, in whole tiles: float32 and, where some consumer is quantised, int8 with scales and sums."""
 
     def __init__(self, rows: int, columns: int, *, is_quantised: bool) -> None:
-        padded = -(-columns // BLOCK) * BLOCK
+        rows = padded_to(LARGEST_TILE, rows)
+        padded = padded_to(BLOCK, columns)
         self.values = aligned_floats(rows, padded)
         held = rows if is_quantised else 0
         self.q = np.zeros((held, padded), np.int8)

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 from potluck.engine import reference
+from potluck.engine.kernels.matmul import with_whole_tiles
+from potluck.engine.kernels.processor import LARGEST_TILE, PROCESSORS
 from potluck.engine.packed_cache import PackedTensor
+from potluck.engine.program import padded_to
 from tests.support.kernel_calls import RUNNABLE, Floats, multiply, packed
 from tests.support.random_weights import (
     FLOAT_FORMATS,
@@ -160,3 +163,11 @@ def test_float_weights_of_every_size_equal_the_reference(format_name: str, proce
     x = np.random.default_rng(17).standard_normal((3, 64)).astype(np.float32)
     x[1] *= np.float32(1e-40)
     assert_equals_reference(format_name, raw, packed(format_name, raw, 64), x, processor, chunks=5)
+
+
+def test_rows_that_nobody_looks_at_have_room_and_fill_up_tiles(processor: str) -> None:
+    tiles = PROCESSORS[processor].tiles
+    for rows in range(1, 70):
+        computed = with_whole_tiles(rows, tiles[0])
+        assert rows <= computed <= padded_to(LARGEST_TILE, rows)
+        assert computed % tiles[0] in (0, *tiles[1:])

@@ -12,6 +12,7 @@ from llvmlite import ir
 from potluck.engine.kernels.lanes import F16, F32, I8, I16, I32, USED_ONCE, Emitter, Lanes, vector
 
 ROWS = 16  # rows that lie side by side in packed weights
+LARGEST_TILE = 8  # tokens that one pass over the weights serves at most
 
 
 class Processor(Protocol):
@@ -51,7 +52,7 @@ class _HardwareHalves:
 class Avx512(_HardwareHalves):
     name = "avx512"
     lanes = 16
-    tiles: tuple[int, ...] = (8, 4, 2, 1)
+    tiles: tuple[int, ...] = (LARGEST_TILE, 4, 2, 1)
     signs_bytes = False
 
     def dot(self, e: Emitter, weights: list[Lanes], activations: list[list[Lanes]], bits: int) -> list[Lanes]:
