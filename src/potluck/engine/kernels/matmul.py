@@ -333,8 +333,8 @@ def _multiply_group(
 def with_whole_tiles(rows: int, largest: int) -> int:
     """So many rows are computed where these are wanted: a pass over the weights costs more than a row or three that nobody looks at.
 
-    Buffers have room for them. SmolLM2, one thread of Zen 5: 3, 5, 6, 7 rows take 4.6, 5.8, 6.1, 6.5 ms so; with tiles of 2 and 1 as well 6.0,
-    8.1, 8.9, 9.6.
+    Buffers have room for them. SmolLM2, one thread of Zen 5, 3, 5, 6 and 7 rows: 4.6, 5.8, 6.1, 6.5 ms; with tiles of 2 and 1 as well
+    6.0, 8.1, 8.9, 9.6 ms.
     """
     rest = rows % largest
     if rest == 3:
