@@ -20,10 +20,8 @@ give_way = getattr(os, "sched_yield", _keep)
 
 _FEW = 4
 _LONG_TURN_S = 0.001  # daemons have done what they have to do in a tenth of it
-_MOST_LOST = (
-    6  # in the window: a program that computes takes every second turn, one that is over in a moment only a few
-)
-_WINDOW_S = 0.1
+# A program that computes takes every second turn, one that is over in a moment only a few.
+_MOST_LOST, _WINDOW_S = 6, 0.1
 
 
 class Crowd:

@@ -36,7 +36,7 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     )
     spin_s: float = 0.0  # how long the daemon stays awake for the next step; see net/spinning.py
     look_s: float = (
-        0.0  # the same on few cores, of daemon and worker, while one answer decodes and what they wait for is so quick
+        0.0  # the same of daemon and worker, on few cores, while one answer decodes and what comes is so quick
     )
 
 
