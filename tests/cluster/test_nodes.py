@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from potluck.core.errors import ShardUnavailable
+from potluck.core.processors import own_cores
 from potluck.core.sampling_params import SamplingParams
 from potluck.engine.cpu_engine import Step
 from potluck.net.loop import run
@@ -265,7 +266,7 @@ def test_rehearsals_and_looking_change_no_token(models_home: Path, monkeypatch: 
     monkeypatch.setattr("potluck.node.serving.rehearsal_lead_s", lambda device: 0.0)
     monkeypatch.setattr("potluck.node.serving.look_s", lambda device, threads: 0.1)  # however slow the machine is
     assert run(ask()) == without
-    assert len(watched) == 2
+    assert len(watched) == (2 if 1 < own_cores() < 4 else 0), "where there is a core for each"
 
 
 @pytest.mark.parametrize("uses_ring", [True, False])

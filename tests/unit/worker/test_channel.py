@@ -69,10 +69,10 @@ print(*was_awake)
 @pytest.mark.parametrize(
     ("is_crowded", "look_s", "messages_after_s", "was_awake"),
     [
-        (0, 30.0, [0.03, 0.04, 0.05], [0.04, 0.05]),  # each came as soon as to be looked for the next time
+        (0, 30.0, [0.2, 0.21, 0.22], [0.21, 0.22]),  # each came as soon as to be looked for the next time
         (0, 0.01, [0.2, 0.3, 0.4], []),  # none did
-        (0, 0.0, [0.03, 0.04], []),
-        (1, 30.0, [0.03, 0.04, 0.05], []),  # somebody else wants the core
+        (0, 0.0, [0.2, 0.21], []),
+        (1, 30.0, [0.2, 0.21, 0.22], []),  # somebody else wants the core
     ],
 )
 def test_what_came_soon_is_looked_for_the_next_time(
