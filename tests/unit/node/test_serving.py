@@ -1,5 +1,7 @@
 """What a shard may take of a machine's memory: what its weights leave of the budget is for KV."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from potluck.core.errors import BadRequest
@@ -71,7 +73,10 @@ def test_on_few_cores_daemon_and_worker_look_for_what_comes_soon(
 ) -> None:
     monkeypatch.setattr("potluck.node.serving.own_cores", lambda: cores)
     monkeypatch.setattr("potluck.node.serving.whole_cores", lambda: whole)
+    monkeypatch.setattr("potluck.node.serving.OWN_GROUPS", SimpleNamespace(cores=lambda: None))
     assert (look_s(device, threads) > 0) == looks
+    monkeypatch.setattr("potluck.node.serving.OWN_GROUPS", SimpleNamespace(cores=lambda: 2))
+    assert look_s(device, threads) == 0, "whoever looks would spend what others are to compute with"
 
 
 @pytest.mark.parametrize(

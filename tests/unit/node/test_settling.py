@@ -49,6 +49,7 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, set[int]]]:
         ([(1, True), (1, True)], False, False, [False, False], False),  # of different models, say
         ([(0, False)], True, True, [False], True),
         ([(0, True)], False, False, [False], False),
+        ([(0, True)], True, True, [False], True),
     ],
 )
 def test_with_one_answer_on_its_way_the_loop_has_its_place(

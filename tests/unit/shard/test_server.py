@@ -249,9 +249,18 @@ def test_with_one_answer_on_its_way_what_comes_soon_is_not_slept_for(
         server.deliver(HEAD, Step(session, 0, 4, 1, 0, None, True), bytes(4))
         server._on_worker_message(BatchDone(5, (output,), 5), bytes(4))
         assert asked_s == [], "somebody else wants the core"
+        monkeypatch.setattr("potluck.shard.server.CROWD", SimpleNamespace(is_there=False))
+        server.on_load_changed = lambda: None
+        server.attend(False)
+        server.deliver(HEAD, Step(session, 0, 5, 1, 0, None, True), bytes(4))
+        server._on_worker_message(BatchDone(6, (output,), 5), bytes(4))
+        assert asked_s == [], "it does not attend any more"
+        server.attend(bool(look_s))
+        server.on_load_changed = lambda: server.attend(server.session_count == 1 and server.decodes_alone)
         assert not any(awake[:2])
         server.deliver(HEAD, Close(session), b"")
-        assert [message for message in told if isinstance(message, Attend)][1:] == ([Attend(0.0)] if look_s else [])
+        last = [message for message in told if isinstance(message, Attend)][1:]
+        assert last == ([Attend(0.0), Attend(look_s), Attend(0.0)] if look_s else [])
         await server.stop()
 
     run_test(main())

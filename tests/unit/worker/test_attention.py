@@ -94,3 +94,12 @@ def test_what_is_computed_without_being_told_says_nothing(bench: Bench) -> None:
     bench.attention.attend(0.003)
     bench.batches(10, 0.001, 0.001)
     assert bench.state == (OFF_THE_LAST, 0.003)
+
+
+def test_who_cannot_keep_off_does_not_look(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(task: int, cores: set[int]) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setaffinity", forbidden, raising=False)
+    bench.attention.attend(0.003)
+    assert bench.state == (EVERYWHERE, 0.0)

@@ -10,8 +10,10 @@ from potluck.core.errors import OutOfKvMemory
 from potluck.engine.shard_engine import ShardEngine, Step, StepResult
 from potluck.wire.messages import Stage
 from potluck.wire.work import RunBatch, WorkItem
+from potluck.wire.worker_settings import WorkerSettings
 from potluck.worker.batch import BatchRunner
 from potluck.worker.session import WorkerSession
+from potluck.worker.worker import Worker
 
 
 class ListeningEngine:
@@ -99,3 +101,9 @@ def test_it_is_known_for_how_much_of_a_batch_the_thread_had_a_core(
     batches = BatchRunner({b"a": session_on(engine, 7)}, 1e6)
     batches.run(RunBatch(1, (item(b"a", 1),)), bytes(4))
     assert (batches.compute_s, batches.on_core_s) == pytest.approx((0.5, 0.2))
+
+
+def test_a_worker_tells_how_long_a_batch_took_and_then_how_much_of_that_was_its_own() -> None:
+    worker = Worker(WorkerSettings(model_path="x", source="a" * 64))
+    worker._batches.compute_s, worker._batches.on_core_s = 0.5, 0.2
+    assert worker.times_of_batch == (0.5, 0.2)
